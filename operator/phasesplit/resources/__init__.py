@@ -1,0 +1,1 @@
+"""Builders: what the operator wants to exist, as plain dicts. Values in, values out; no cluster, no clock."""
