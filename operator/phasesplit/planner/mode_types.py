@@ -1,0 +1,100 @@
+"""What the choice of mode is given and what it returns. Values only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from phasesplit.api.conditions import ConditionStatus, Reason
+from phasesplit.api.names import Pool
+from phasesplit.api.routing import LatencyClass, ServedMode
+from phasesplit.api.v1alpha1 import Fallback, Mode
+from phasesplit.planner.facts import LinkFacts, LoadFacts, StepProfile, WorkerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPresence:
+    """One pool as far as the mode cares."""
+
+    pool: Pool
+    desired: int
+    ready: int
+    placeable: bool = True  # can the pool be placed at all on devices of its own?
+    shares_device: bool = False  # its GPUs are time slices of the other pool's
+    detail: str = ""  # why it is not available, in the pods' own words
+
+
+@dataclass(frozen=True, slots=True)
+class TransferWindow:
+    """KV transfers of the last minute or so."""
+
+    attempts: int = 0
+    failures: int = 0
+    worst_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModeMemory:
+    """What the next decision needs of the earlier ones; the caller keeps it and passes it back.
+
+    After a restart of the operator `ModeMemory(since_s=<status.decision.since>)` is enough.
+    """
+
+    since_s: float | None = None  # the served mode has been the same since
+    changes_at_s: tuple[float, ...] = ()  # recent changes, oldest first
+    cause: Reason | None = None  # why a wanted split is not served
+    cause_gone_since_s: float | None = None
+    bad_since_s: float | None = None  # an advantage of colocated has lasted since
+
+
+@dataclass(frozen=True, slots=True)
+class ModeInput:
+    """Everything the decision depends on. `now_s` and the memory's times share one clock."""
+
+    now_s: float
+    wanted: Mode
+    fallback: Fallback
+    served: ServedMode
+    pools: Mapping[Pool, PoolPresence]
+    classes: tuple[LatencyClass, ...]
+    loads: tuple[LoadFacts, ...] = ()
+    workers: tuple[WorkerFacts, ...] = ()
+    links: tuple[LinkFacts, ...] = ()
+    transfers: TransferWindow = field(default_factory=TransferWindow)
+    profiles: Mapping[Pool, StepProfile] = field(default_factory=dict)
+    kv_bytes_per_token: int | None = None
+    min_bandwidth_bytes_per_s: float | None = None
+    dwell_s: float = 600.0
+    minimum_gain_percent: float = 5.0
+    chunk_tokens: int | None = None
+    interference: float | None = None  # share of decode tokens late because their step carried prefill
+    memory: ModeMemory = field(default_factory=ModeMemory)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkVerdict:
+    """The condition `LinkHealthy` with its numbers."""
+
+    status: ConditionStatus
+    reason: Reason
+    message: str
+    need_bytes_per_s: float | None = None
+    have_bytes_per_s: float | None = None
+    worst: LinkFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModeDecision:
+    """What to serve from now on, and why. `colocated_allowed` goes into the routing table as it is."""
+
+    mode: ServedMode
+    reason: Reason
+    message: str
+    since_s: float
+    changed: bool
+    serving: bool  # False: Split, fallback Never, and the split cannot serve: routers answer 503
+    colocated_allowed: bool
+    link: LinkVerdict
+    beneficial: ConditionStatus  # condition SplitBeneficial
+    beneficial_reason: Reason
+    beneficial_message: str
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    memory: ModeMemory = field(default_factory=ModeMemory)
