@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from phasesplit.api.names import Pool
 from phasesplit.api.routing import WhenInfeasible
 
 Manifest = dict[str, Any]  # a plain Kubernetes object or part of one
@@ -151,7 +152,7 @@ class GPU(_Spec):
     min_memory: Annotated[Quantity | None, Field(description="Least memory per GPU.")] = None
 
 
-class Pool(_Spec):
+class PoolSpec(_Spec):
     """Hardware and template of one pool of workers."""
 
     replicas: Annotated[Replicas, Field(description="Bounds of the number of workers.")] = Replicas()
@@ -214,6 +215,12 @@ class ScalingSpec(_Spec):
     max_gpus: Annotated[int | None, Field(alias="maxGPUs", ge=1, le=4096, description="Largest number of GPUs over both pools.")] = None
     role_switching: Annotated[RoleSwitching, Field(description="May a worker take the other phase's role when that is faster than a new replica?")] = RoleSwitching.ENABLED
     down_stabilization_seconds: Annotated[int, Field(ge=0, le=86_400, description="How long fewer workers must be enough before one is removed.")] = 300
+
+
+class AdoptionSpec(_Spec):
+    """When a change of mode is worth it."""
+
+    minimum_gain_percent: Annotated[int, Field(ge=0, le=1000, description="Predicted goodput per GPU that the split must gain over colocated serving before Auto adopts it.")] = 5
     dwell_seconds: Annotated[int, Field(ge=1, le=86_400, description="Least time between two changes of mode, and before a return to the split.")] = 600
 
 
@@ -262,13 +269,18 @@ class DisaggregatedModelSpec(_Spec):
     fallback: Annotated[Fallback, Field(description="May a Split object serve colocated while the split cannot serve?")] = Fallback.ALWAYS
     paused: Annotated[bool, Field(description="Reconcile nothing but status.")] = False
     engine: Annotated[EngineSpec, Field(description="The worker program.")] = EngineSpec()
-    prefill: Annotated[Pool, Field(description="Workers that read prompts.")] = Pool()
-    decode: Annotated[Pool, Field(description="Workers that write answers.")] = Pool()
+    prefill: Annotated[PoolSpec, Field(description="Workers that read prompts.")] = PoolSpec()
+    decode: Annotated[PoolSpec, Field(description="Workers that write answers.")] = PoolSpec()
     colocated: Annotated[Colocated, Field(description="Settings of chunked prefill.")] = Colocated()
     slo: Annotated[list[SLOClass], Field(min_length=1, max_length=16, description="Latency classes; the first is used for requests that name none.")] = [SLOClass(name="default")]
     transfer: Annotated[TransferSpec, Field(description="How KV moves.")] = TransferSpec()
     placement: Annotated[PlacementSpec, Field(description="How pods are bound to nodes.")] = PlacementSpec()
     scaling: Annotated[ScalingSpec, Field(description="Who decides how many workers there are.")] = ScalingSpec()
+    adoption: Annotated[AdoptionSpec, Field(description="When a change of mode is worth it.")] = AdoptionSpec()
     metrics: Annotated[MetricsSpec, Field(description="Where latencies are read from.")] = MetricsSpec()
     router: Annotated[RouterSpec, Field(description="The entry point.")] = RouterSpec()
     rollout: Annotated[RolloutSpec, Field(description="How template changes reach the pods.")] = RolloutSpec()
+
+    def pool(self, pool: Pool) -> PoolSpec:
+        """The settings of one pool."""
+        return self.prefill if pool is Pool.PREFILL else self.decode
