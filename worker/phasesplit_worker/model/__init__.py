@@ -1,0 +1,1 @@
+"""Models over a paged KV cache: loading, attention, the reference path and the fused path."""

@@ -1,0 +1,46 @@
+"""The paged KV cache: one tensor, block-major, so that a block is one contiguous range of bytes.
+
+Knows shapes and bytes. Does not know who owns which block (see scheduling.block_manager).
+"""
+
+import torch
+
+from phasesplit.api.manifest import KVLayout
+
+TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class KVCache:
+    """`data[num_blocks, 2 (K, V), layers, block_size, kv_heads, head_dim]`: wire order per block."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.device = device
+        shape = (
+            num_blocks,
+            2,
+            layout.num_layers,
+            layout.block_size,
+            layout.num_kv_heads,
+            layout.head_dim,
+        )
+        self.data = torch.zeros(shape, dtype=TORCH_DTYPES[layout.dtype], device=device)
+        self._staging: dict[int, torch.Tensor] = {}
+        if device.type == "cpu":
+            self._bytes = self.data.view(-1).view(torch.uint8).view(num_blocks, layout.bytes_per_block)
+
+    def block_view(self, block_id: int) -> memoryview:
+        """Writable bytes of a block in wire order; on a device a pinned copy (then `commit_block`)."""
+        if self.device.type == "cpu":
+            return memoryview(self._bytes[block_id].numpy())
+        staging = torch.empty(self.layout.bytes_per_block, dtype=torch.uint8, pin_memory=True)
+        staging.copy_(self.data[block_id].reshape(-1).view(torch.uint8))
+        self._staging[block_id] = staging
+        return memoryview(staging.numpy())
+
+    def commit_block(self, block_id: int) -> None:
+        """`block_view(block_id)` was written: copy it to the device. Nothing to do on a CPU."""
+        staging = self._staging.pop(block_id, None)
+        if staging is not None:
+            self.data[block_id].copy_(staging.view(self.data.dtype).view(self.data.shape[1:]))
