@@ -1,0 +1,1 @@
+"""The command line `phasesplit`, also installed as `kubectl-phasesplit`. Reads, never writes."""

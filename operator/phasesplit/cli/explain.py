@@ -1,0 +1,86 @@
+"""`phasesplit explain`: why this mode, why these nodes, why this many workers."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from phasesplit.cli.options import Context, Namespace, Output
+from phasesplit.cli.output import OutputFormat, console, print_json, rate_text
+from phasesplit.cli.status import condition_of, pools_table
+from phasesplit.cluster.errors import ClusterError
+from phasesplit.cluster.inspection import Inspector
+
+EPILOG = "Examples:\n\n  phasesplit explain chat\n\n  phasesplit explain chat -n voice --output json"
+
+
+def explain(
+    name: Annotated[str, typer.Argument(help="The DisaggregatedModel.")],
+    namespace: Namespace = None,
+    context: Context = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Say why the operator serves this object as it does, with the numbers it decided on."""
+    inspector = Inspector(context)
+    where = namespace or inspector.default_namespace
+    model = inspector.model(where, name)
+    answer = explanation(model)
+    try:
+        answer["now"] = inspector.router_report(where, name).model_dump(mode="json")
+    except ClusterError as error:
+        answer["now"] = {"error": str(error)}
+    print_json(answer) if output is OutputFormat.JSON else _print(answer, model.get("status", {}))
+
+
+def explanation(model: dict[str, Any]) -> dict[str, Any]:
+    """What status holds about each decision, question by question."""
+    state = model.get("status", {})
+    return {
+        "object": f"{model['metadata']['namespace']}/{model['metadata']['name']}",
+        "wanted": model["spec"].get("mode", "Auto"),
+        "served": state.get("mode"),
+        "whyThisMode": state.get("decision", {}),
+        "evidence": state.get("evidence", {}),
+        "splitBeneficial": condition_of(state, "SplitBeneficial"),
+        "whyTheseNodes": state.get("placement", {}),
+        "whyThisMany": state.get("pools", []),
+        "links": state.get("links", {}),
+        "measures": state.get("measures", {}),
+    }
+
+
+def _print(answer: dict[str, Any], state: dict[str, Any]) -> None:
+    decision = answer["whyThisMode"]
+    console.print(f"[bold]{answer['object']}[/bold]: asked for {answer['wanted']}, served {answer['served'] or 'not yet'}")
+    console.print(f"\n[bold]Why this mode[/bold]\n  {decision.get('reason', 'not decided yet')}: {decision.get('message', '')}")
+    split = answer["splitBeneficial"]
+    if split:
+        console.print(f"  Does the split pay? {split['status']} ({split.get('reason', '')}): {split.get('message', '')}")
+    if answer["evidence"]:
+        console.print(_facts_table(answer["evidence"]))
+    console.print(f"\n[bold]Why these nodes[/bold]\n  {answer['whyTheseNodes'].get('message', 'nothing placed yet')}")
+    links = answer["links"]
+    if links:
+        console.print(f"  worst link {rate_text(links.get('worstBytesPerSecond'))}, measured {links.get('measuredAt', '?')}")
+    console.print("\n[bold]Why this many[/bold]")
+    console.print(pools_table(state))
+    for pool in answer["whyThisMany"]:
+        if pool.get("message"):
+            console.print(f"  {pool['name']}: {pool['message']}")
+    if "error" in answer["now"]:
+        console.print(f"\n[yellow]The router could not be asked: {answer['now']['error']}[/yellow]")
+
+
+def _facts_table(facts: dict[str, Any], prefix: str = "") -> Table:
+    table = Table("EVIDENCE", "VALUE", box=None, header_style="bold")
+    for key, value in _flat(facts, prefix):
+        table.add_row(key, f"{value:,.4g}" if isinstance(value, float) else str(value))
+    return table
+
+
+def _flat(facts: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in facts.items():
+        path = f"{prefix}{key}"
+        rows += _flat(value, f"{path}.") if isinstance(value, dict) else [(path, value)]
+    return rows

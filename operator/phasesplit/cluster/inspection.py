@@ -1,0 +1,110 @@
+"""Reads for the command line: objects, their router's report, traces of requests. Blocking, no writes."""
+
+import base64
+from typing import Any
+
+from kubernetes import client, config
+
+from phasesplit.api import names
+from phasesplit.api.reports import KVTrace, RouterReport
+from phasesplit.cluster.errors import ClusterError
+from phasesplit.cluster.port_forward import get_json
+
+_TIMEOUT_S = 10
+
+
+class Inspector:
+    """One kube context, seen by a person at a terminal."""
+
+    def __init__(self, context: str | None = None) -> None:
+        try:
+            config.load_kube_config(context=context)
+        except config.ConfigException as error:
+            raise ClusterError(f"no usable kubeconfig: {error}; set KUBECONFIG or pass --context") from error
+        self._core = client.CoreV1Api()
+        self._custom = client.CustomObjectsApi()
+        contexts, active = config.list_kube_config_contexts()
+        chosen = next((item for item in contexts if item["name"] == context), active)
+        self.default_namespace: str = chosen["context"].get("namespace", "default")
+
+    def models(self, namespace: str | None) -> list[dict[str, Any]]:
+        """All objects of a namespace, or of every namespace when it is None."""
+        try:
+            if namespace is None:
+                listed = self._custom.list_cluster_custom_object(
+                    names.GROUP, names.VERSION, names.PLURAL, _request_timeout=_TIMEOUT_S
+                )
+            else:
+                listed = self._custom.list_namespaced_custom_object(
+                    names.GROUP, names.VERSION, namespace, names.PLURAL, _request_timeout=_TIMEOUT_S
+                )
+        except client.ApiException as error:
+            raise _explained(error, "the list of DisaggregatedModels") from error
+        except OSError as error:
+            raise ClusterError(f"the API server cannot be reached: {error}") from error
+        items: list[dict[str, Any]] = listed["items"]
+        return items
+
+    def model(self, namespace: str, name: str) -> dict[str, Any]:
+        """One object."""
+        try:
+            found: dict[str, Any] = self._custom.get_namespaced_custom_object(
+                names.GROUP, names.VERSION, namespace, names.PLURAL, name, _request_timeout=_TIMEOUT_S
+            )
+        except client.ApiException as error:
+            raise _explained(error, f"DisaggregatedModel {namespace}/{name}") from error
+        except OSError as error:
+            raise ClusterError(f"the API server cannot be reached: {error}") from error
+        return found
+
+    def router_report(self, namespace: str, name: str) -> RouterReport:
+        """What the router of an object says now."""
+        answer = self._from_a_router(namespace, name, names.PATH_ROUTER_STATUS)
+        return RouterReport.model_validate(answer)
+
+    def trace(self, namespace: str, name: str, request_id: str) -> KVTrace:
+        """One recent request as the router saw it; `last` is the newest one."""
+        answer = self._from_a_router(namespace, name, f"{names.PATH_KV}/{request_id}")
+        return KVTrace.model_validate(answer)
+
+    def _from_a_router(self, namespace: str, name: str, path: str) -> Any:
+        """Ask each ready router pod until one knows the answer."""
+        token = self._admin_token(namespace, name)
+        problems = []
+        for pod in self._router_pods(namespace, name):
+            try:
+                return get_json(self._core, namespace, pod, names.ROUTER_API_PORT, path, token)
+            except ClusterError as error:
+                problems.append(str(error))
+        raise ClusterError("; ".join(problems) or f"no router pod of {namespace}/{name} is running")
+
+    def _router_pods(self, namespace: str, name: str) -> list[str]:
+        labels = names.selector_labels(name, names.Component.ROUTER)
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        try:
+            pods = self._core.list_namespaced_pod(
+                namespace, label_selector=selector, _request_timeout=_TIMEOUT_S
+            )
+        except client.ApiException as error:
+            raise _explained(error, f"the router pods of {namespace}/{name}") from error
+        return [pod.metadata.name for pod in pods.items if pod.status.phase == "Running"]
+
+    def _admin_token(self, namespace: str, name: str) -> str:
+        secret_name = names.transfer_secret_name(name)
+        try:
+            secret = self._core.read_namespaced_secret(secret_name, namespace, _request_timeout=_TIMEOUT_S)
+        except client.ApiException as error:
+            raise _explained(error, f"Secret {namespace}/{secret_name}, which holds the admin token") from error
+        encoded = (secret.data or {}).get(names.SECRET_KEY_ADMIN, "")
+        if isinstance(encoded, bytes):
+            encoded = encoded.decode()
+        return base64.b64decode(encoded).decode()
+
+
+def _explained(error: client.ApiException, what: str) -> ClusterError:
+    """One sentence for the statuses that a person meets."""
+    if error.status == 404:
+        return ClusterError(f"{what} was not found; is the name right and the operator installed?")
+    if error.status in {401, 403}:
+        return ClusterError(f"you may not read {what}: {error.reason}")
+    return ClusterError(f"{what} could not be read: {error.status} {error.reason}")
