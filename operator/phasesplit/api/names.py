@@ -92,8 +92,8 @@ HEADER_ROLE = "x-phasesplit-role"  # router -> worker: the role this worker has
 HEADER_ROLE_VERSION = "x-phasesplit-role-version"  # routing table version that says so
 
 # Keys of the Secret `<name>-transfer`.
-SECRET_KEY_TRANSFER = "transfer-key"  # HMAC key of the KV protocol
-SECRET_KEY_ADMIN = "admin-token"  # bearer token of /admin and /v1/kv
+SECRET_KEY_TRANSFER = "transfer-key"  # noqa: S105 - HMAC key of the KV protocol
+SECRET_KEY_ADMIN = "admin-token"  # noqa: S105 - bearer token of /admin and /v1/kv
 
 # Key of the ConfigMap `<name>-routing`.
 ROUTING_KEY = "routing.json"
