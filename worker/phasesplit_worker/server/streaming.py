@@ -1,0 +1,50 @@
+"""Server-sent events on one response. Knows SSE framing; knows nothing of what is sent."""
+
+import json
+from typing import Any
+
+from aiohttp import web
+
+DONE = b"data: [DONE]\n\n"
+
+
+def encode_event(value: dict[str, Any]) -> bytes:
+    """One event."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream:
+    """A streamed answer; headers go out with the first event, so that earlier failures keep their status."""
+
+    def __init__(self, request: web.Request, headers: dict[str, str]) -> None:
+        self._request = request
+        self._response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            }
+            | headers
+        )
+
+    @property
+    def is_started(self) -> bool:
+        """Have headers been sent? Then failures can only be error events."""
+        return self._response.prepared
+
+    async def send(self, *events: dict[str, Any]) -> None:
+        """Send events in one write; raises ConnectionResetError when the peer is gone."""
+        await self.send_raw(b"".join(map(encode_event, events)))
+
+    async def send_raw(self, data: bytes) -> None:
+        """Send encoded events."""
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+        await self._response.write(data)
+
+    async def finish(self, *, done: bool) -> web.StreamResponse:
+        """End the response, with `[DONE]` only after success."""
+        if done:
+            await self.send_raw(DONE)
+        await self._response.write_eof()
+        return self._response
