@@ -35,14 +35,15 @@ class TransferWindow:
 class ModeMemory:
     """What the next decision needs of the earlier ones; the caller keeps it and passes it back.
 
-    After a restart of the operator `ModeMemory(since_s=<status.decision.since>)` is enough.
+    After a restart of the operator `ModeMemory(since_s=<status.decision.since>, cause=<its reason if
+    the object was not serving the split it wants>)` is enough.
     """
 
     since_s: float | None = None  # the served mode has been the same since
-    changes_at_s: tuple[float, ...] = ()  # recent changes, oldest first
-    cause: Reason | None = None  # why a wanted split is not served
+    fallbacks_at_s: tuple[float, ...] = ()  # recent changes from split to colocated, oldest first
+    cause: Reason | None = None  # why the last split was left
     cause_gone_since_s: float | None = None
-    bad_since_s: float | None = None  # an advantage of colocated has lasted since
+    colocated_better_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
