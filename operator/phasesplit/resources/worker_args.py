@@ -63,4 +63,11 @@ def _model_args(spec: DisaggregatedModelSpec) -> list[str]:
     if source.hugging_face is None:
         raise ValueError("spec.model.source has no source; validate the spec before building")
     hub = source.hugging_face
-    return ["--model-repository", hub.repository, "--model-revision", hub.revision, "--model-cache", CACHE_MOUNT]
+    return [
+        "--model-repository",
+        hub.repository,
+        "--model-revision",
+        hub.revision,
+        "--model-cache",
+        CACHE_MOUNT,
+    ]
