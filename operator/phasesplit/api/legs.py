@@ -18,12 +18,12 @@ Every chunk a worker streams to a router carries `token_ids` in each choice (the
 is new in this chunk); the router strips it for clients and keeps it for replay.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PREFILL_ACCEPTED = "phasesplit.prefill"
-LEG_DONE = "phasesplit.leg"
+PREFILL_ACCEPTED: Final = "phasesplit.prefill"
+LEG_DONE: Final = "phasesplit.leg"
 
 # Field names added to bodies and chunks; a client may not send the first two.
 FIELD_TRANSFER = "kv_transfer_params"

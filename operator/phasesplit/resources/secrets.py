@@ -1,5 +1,7 @@
 """The Secret with the keys that router and workers of one object share."""
 
+from base64 import b64encode
+
 from phasesplit.api import names
 from phasesplit.api.names import Component
 from phasesplit.api.v1alpha1 import Manifest
@@ -18,5 +20,8 @@ def build_transfer_secret(context: BuildContext, transfer_key: str, admin_token:
         "metadata": build_metadata(context, names.transfer_secret_name(context.name), Component.WORKER),
         "type": "Opaque",
         "immutable": True,
-        "stringData": {names.SECRET_KEY_TRANSFER: transfer_key, names.SECRET_KEY_ADMIN: admin_token},
+        "data": {
+            names.SECRET_KEY_TRANSFER: b64encode(transfer_key.encode()).decode(),
+            names.SECRET_KEY_ADMIN: b64encode(admin_token.encode()).decode(),
+        },
     }
