@@ -1,0 +1,1 @@
+"""Reads from and writes to the cluster, Prometheus, routers and workers. Decides nothing."""

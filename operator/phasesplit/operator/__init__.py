@@ -1,0 +1,1 @@
+"""The operator process: kopf wiring, the work queue, the reconcile loop, composition."""
