@@ -71,9 +71,7 @@ class MeasuresStatus(_Status):
     attainment_percent: Annotated[
         float | None, Field(description="Share of requests that met every target, of the worst class.")
     ] = None
-    kv_bytes_per_request: Annotated[
-        float | None, Field(alias="kvBytesPerRequest", description="KV carried per request.")
-    ] = None
+    kv_bytes_per_request: Annotated[float | None, Field(description="KV carried per request.")] = None
     transfer_milliseconds: Annotated[float | None, Field(description="Time of a KV transfer.")] = None
     queue_milliseconds: Annotated[
         float | None, Field(description="Predicted wait of a request that arrives now.")

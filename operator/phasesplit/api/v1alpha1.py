@@ -1,25 +1,49 @@
 """The `DisaggregatedModel` spec as pydantic models: types, bounds, defaults, descriptions.
 
 `api/crd.py` turns these into the structural schema; descriptions here are what `kubectl explain`
-shows. Knows nothing of the cluster. A field stands here only if something acts on it.
+shows, rules here are what the API server checks. Knows nothing of the cluster. A field stands here
+only if something acts on it.
 """
 
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from pydantic.alias_generators import to_camel
 
+from phasesplit.api.flags import OWNED_FLAGS
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import WhenInfeasible
 
 Manifest = dict[str, Any]  # a plain Kubernetes object or part of one
-Quantity = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$")]
+# YAML reads `storage: 1000` as a number; the API server takes both.
+Quantity = Annotated[
+    str,
+    Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$", json_schema_extra={"x-kubernetes-int-or-string": True}),
+    BeforeValidator(lambda value: str(value) if isinstance(value, int) else value),
+]
 ShortText = Annotated[str, Field(max_length=253)]
 
 
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+
+def _rule(rule: str, message: str, expression: str | None = None) -> dict[str, JsonValue]:
+    """A CEL rule. `expression` makes the message with the refused value, `message` stands in for it."""
+    both: dict[str, JsonValue] = {"rule": rule, "message": message}
+    return both | ({"messageExpression": expression} if expression is not None else {})
+
+
+def _rules(*rules: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    return {"x-kubernetes-validations": list(rules)}
+
+
+def _list_map(key: str) -> dict[str, JsonValue]:
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+LIST_SET: dict[str, JsonValue] = {"x-kubernetes-list-type": "set"}
 
 
 class Mode(StrEnum):
@@ -103,9 +127,19 @@ class VolumeSource(_Spec):
 class ModelSource(_Spec):
     """Where the weights come from; exactly one field."""
 
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            _rule(
+                "(has(self.huggingFace) ? 1 : 0) + (has(self.volume) ? 1 : 0) + (has(self.path) ? 1 : 0) == 1",
+                "spec.model.source must have exactly one of huggingFace, volume and path",
+                "'spec.model.source has ' + string((has(self.huggingFace) ? 1 : 0) + (has(self.volume) ? 1 : 0) + (has(self.path) ? 1 : 0)) + ' sources; set exactly one of huggingFace, volume and path'",
+            )
+        )
+    )
+
     hugging_face: Annotated[HuggingFaceSource | None, Field(description="Download from the Hugging Face hub.")] = None
     volume: Annotated[VolumeSource | None, Field(description="Read from an existing claim.")] = None
-    path: Annotated[str | None, Field(min_length=1, max_length=1024, pattern=r"^/", description="Absolute path in the worker image or on the node.")] = None
+    path: Annotated[str | None, Field(min_length=1, max_length=1024, pattern=r"^/", description="Absolute path that the worker container already has: in its image, or mounted by the node's container runtime. No host path is mounted.")] = None
 
 
 class ModelCache(_Spec):
@@ -118,6 +152,12 @@ class ModelCache(_Spec):
 class ModelSpec(_Spec):
     """The model to serve."""
 
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            _rule("!has(self.cache) || has(self.source.huggingFace)", "spec.model.cache keeps downloads and needs spec.model.source.huggingFace; remove cache, the source is local already")
+        )
+    )
+
     source: Annotated[ModelSource, Field(description="Where the weights come from.")]
     name: Annotated[ShortText | None, Field(min_length=1, description="Name in the OpenAI API; absent means the object's name.")] = None
     cache: Annotated[ModelCache | None, Field(description="Claim per pod for downloaded weights.")] = None
@@ -125,19 +165,37 @@ class ModelSpec(_Spec):
     dtype: Annotated[DType | None, Field(description="Absent means the checkpoint's on GPUs, Float32 on CPU.")] = None
 
 
+_OWNED = "[" + ", ".join(f"'{flag}'" for flag in OWNED_FLAGS) + "]"
+_OWNED_ARGS = _rule(
+    f"!self.exists(arg, arg.split('=')[0] in {_OWNED})",
+    "spec.engine.args holds a flag that the operator sets itself; remove it and use the field of the spec",
+    f"'spec.engine.args holds ' + self.filter(arg, arg.split('=')[0] in {_OWNED}).join(', ') + ', which the operator sets itself; remove it and use the field of the spec'",
+)
+
+
 class EngineSpec(_Spec):
     """The worker program."""
 
     type: Annotated[EngineType, Field(description="Torch is the engine of this project.")] = EngineType.TORCH
     image: Annotated[str | None, Field(min_length=1, max_length=512, description="Worker image; absent means the operator's setting.")] = None
-    image_pull_secrets: Annotated[list[NameRef], Field(max_length=8, description="Secrets for pulling the images.")] = []
+    image_pull_secrets: Annotated[list[NameRef], Field(max_length=8, description="Secrets for pulling the images.", json_schema_extra=_list_map("name"))] = []
     block_size: Annotated[int, Field(ge=1, le=256, description="Tokens per KV block.")] = 16
     kv_memory_fraction: Annotated[float, Field(gt=0, le=1, description="Share of the memory left after the weights that holds KV.")] = 0.9
-    args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64, description="Further worker flags; role, ports and transfer flags are refused.")] = []
+    args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64, description="Further worker flags; those that the operator sets itself are refused.", json_schema_extra=_rules(_OWNED_ARGS))] = []
 
 
 class Replicas(_Spec):
     """How many workers a pool may have."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            _rule(
+                "self.min <= self.max",
+                "replicas.min must not be above replicas.max; lower min or raise max",
+                "'replicas.min is ' + string(self.min) + ', above replicas.max ' + string(self.max) + '; lower min or raise max'",
+            )
+        )
+    )
 
     min: Annotated[int, Field(ge=0, le=1024, description="Smallest number of workers.")] = 1
     max: Annotated[int, Field(ge=1, le=1024, description="Largest number of workers.")] = 1
@@ -148,7 +206,7 @@ class GPU(_Spec):
 
     count: Annotated[int, Field(ge=0, le=16, description="GPUs per worker; 0 serves on CPU. The Torch engine takes 0 or 1.")] = 1
     resource_name: Annotated[ShortText, Field(description="Extended resource of the device plugin.")] = "nvidia.com/gpu"
-    products: Annotated[list[ShortText], Field(max_length=16, description="Accepted values of the node label nvidia.com/gpu.product; empty accepts all.")] = []
+    products: Annotated[list[ShortText], Field(max_length=16, description="Accepted values of the node label nvidia.com/gpu.product; empty accepts all.", json_schema_extra=LIST_SET)] = []
     min_memory: Annotated[Quantity | None, Field(description="Least memory per GPU.")] = None
 
 
@@ -186,7 +244,7 @@ class SLOClass(_Spec):
 class TransferSpec(_Spec):
     """How KV moves from prefill to decode."""
 
-    transports: Annotated[list[Transport], Field(min_length=1, max_length=4, description="Allowed transports, best first.")] = [Transport.TCP]
+    transports: Annotated[list[Transport], Field(min_length=1, max_length=4, description="Allowed transports, best first.", json_schema_extra=LIST_SET)] = [Transport.TCP]
     deadline_milliseconds: Annotated[int | None, Field(ge=100, le=600_000, description="Whole deadline; absent means the larger of 5 s and three times bytes over bandwidth.")] = None
     min_bandwidth: Annotated[Quantity | None, Field(description="Least bytes per second of the link; absent means what the targets need.")] = None
 
@@ -258,11 +316,34 @@ class RolloutSpec(_Spec):
     """How changes of the pod template reach the pods."""
 
     progress_deadline_seconds: Annotated[int, Field(ge=30, le=86_400, description="After this long without progress the object is Stalled.")] = 1800
-    drain_seconds: Annotated[int, Field(ge=0, le=3600, description="How long a terminating worker may finish its requests.")] = 120
+    drain_seconds: Annotated[int, Field(ge=0, le=3600, description="How long a terminating worker may finish its requests; acts on pods started after the change.")] = 120
+
+
+_MIN_GPUS = "self.prefill.replicas.min * self.prefill.gpu.count + self.decode.replicas.min * self.decode.gpu.count"
 
 
 class DisaggregatedModelSpec(_Spec):
     """What the user wants."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            _rule(
+                "self.engine.type != 'Torch' || self.prefill.gpu.count <= 1",
+                "spec.prefill.gpu.count must be 0 or 1 with the engine Torch",
+                "'spec.prefill.gpu.count is ' + string(self.prefill.gpu.count) + ', but the engine Torch takes 0 or 1; set it to 1 and raise replicas instead'",
+            ),
+            _rule(
+                "self.engine.type != 'Torch' || self.decode.gpu.count <= 1",
+                "spec.decode.gpu.count must be 0 or 1 with the engine Torch",
+                "'spec.decode.gpu.count is ' + string(self.decode.gpu.count) + ', but the engine Torch takes 0 or 1; set it to 1 and raise replicas instead'",
+            ),
+            _rule(
+                f"!has(self.scaling.maxGPUs) || {_MIN_GPUS} <= self.scaling.maxGPUs",
+                "spec.scaling.maxGPUs is below the GPUs that the pools' replicas.min need; raise maxGPUs or lower min",
+                f"'spec.scaling.maxGPUs is ' + string(self.scaling.maxGPUs) + ', but replicas.min of both pools need ' + string({_MIN_GPUS}) + ' GPUs; raise maxGPUs or lower min'",
+            ),
+        )
+    )
 
     model: Annotated[ModelSpec, Field(description="The model to serve.")]
     mode: Annotated[Mode, Field(description="Auto measures whether the split pays; Split and Colocated decide by hand.")] = Mode.AUTO
@@ -272,7 +353,7 @@ class DisaggregatedModelSpec(_Spec):
     prefill: Annotated[PoolSpec, Field(description="Workers that read prompts.")] = PoolSpec()
     decode: Annotated[PoolSpec, Field(description="Workers that write answers.")] = PoolSpec()
     colocated: Annotated[Colocated, Field(description="Settings of chunked prefill.")] = Colocated()
-    slo: Annotated[list[SLOClass], Field(min_length=1, max_length=16, description="Latency classes; the first is used for requests that name none.")] = [SLOClass(name="default")]
+    slo: Annotated[list[SLOClass], Field(min_length=1, max_length=16, description="Latency classes; the first is used for requests that name none.", json_schema_extra=_list_map("name"))] = [SLOClass(name="default")]
     transfer: Annotated[TransferSpec, Field(description="How KV moves.")] = TransferSpec()
     placement: Annotated[PlacementSpec, Field(description="How pods are bound to nodes.")] = PlacementSpec()
     scaling: Annotated[ScalingSpec, Field(description="Who decides how many workers there are.")] = ScalingSpec()
