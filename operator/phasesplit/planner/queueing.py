@@ -26,6 +26,14 @@ class Wait:
     mean_s: float
     probability: float
 
+    def share_within(self, limit_s: float) -> float:
+        """Share of the requests that wait no longer than that."""
+        if limit_s < 0 or math.isinf(self.mean_s):
+            return 0.0
+        if self.mean_s <= 0:
+            return 1.0
+        return 1 - self.probability * math.exp(-limit_s * self.probability / self.mean_s)
+
     def quantile_s(self, quantile: float) -> float:
         """Wait that `quantile` of the requests stay within, by an exponential tail."""
         if math.isinf(self.mean_s):
@@ -62,7 +70,7 @@ def _residual_s(streams: Sequence[Stream], servers: int, load: float) -> float:
     mean_s = sum(stream.rate_per_s * stream.mean_s for stream in streams) / total_rate
     second = sum(stream.rate_per_s * stream.second_moment_s2 for stream in streams) / total_rate
     variability = second / mean_s**2 if mean_s > 0 else 1.0  # 1 + cv^2
-    return variability / 2 * mean_s * load ** (math.sqrt(2 * (servers + 1)) - 1) / servers
+    return float(variability / 2 * mean_s * load ** (math.sqrt(2 * (servers + 1)) - 1) / servers)
 
 
 def _wait(
@@ -73,6 +81,28 @@ def _wait(
     if to_here >= 1:
         return Wait(math.inf, 1.0)
     return Wait(residual_s / ((1 - above) * (1 - to_here)), probability)
+
+
+def poisson_share(mean: float, count: float) -> float:
+    """Chance that a Poisson count stays within `count`, linear between whole numbers."""
+    if count < 0:
+        return 0.0
+    if mean <= 0:
+        return 1.0
+    if mean > 200:
+        return normal_share((count + 0.5 - mean) / math.sqrt(mean))
+    whole = math.floor(min(count, 1000.0))
+    term = total = math.exp(-mean)
+    for index in range(1, whole + 1):
+        term *= mean / index
+        total += term
+    following = term * mean / (whole + 1)
+    return min(1.0, total + (min(count, 1000.0) - whole) * following)
+
+
+def normal_share(deviations: float) -> float:
+    """Chance that a standard normal stays within that many deviations."""
+    return 0.5 * (1 + math.erf(deviations / math.sqrt(2)))
 
 
 def poisson_quantile(mean: float, quantile: float) -> float:
@@ -95,7 +125,7 @@ def normal_quantile(quantile: float) -> float:
     low, high = -8.0, 8.0
     for _ in range(50):
         middle = (low + high) / 2
-        if 0.5 * (1 + math.erf(middle / math.sqrt(2))) < quantile:
+        if normal_share(middle) < quantile:
             low = middle
         else:
             high = middle
