@@ -4,7 +4,7 @@ pydantic writes JSON Schema with `$ref`, `anyOf` with null, `const`, numeric `ex
 `title`; a structural schema has none of these. The rest (CEL rules, list types) comes through from
 `json_schema_extra` on the models.
 
-    python -m phasesplit.api.crd FILE...    write the CRD into every FILE
+    python -m phasesplit.api.crd FILE [CHART_FILE]    write the CRD, and the chart's template of it
 """
 
 import sys
@@ -221,13 +221,22 @@ def dump_crd() -> str:
     return HEADER + yaml.dump(build_crd(), Dumper=_PlainDumper, sort_keys=False, width=110)
 
 
-def main(arguments: list[str]) -> int:
-    """Write the CRD to every file named; to standard output when there is none."""
+def dump_chart_template() -> str:
+    """The CRD as a template of the chart, which installs and keeps it by two values."""
     text = dump_crd()
+    annotation = f"    {ANNOTATION_SCHEMA_VERSION}: '{SCHEMA_VERSION}'\n"
+    keep = "    {{- if .Values.crds.keep }}\n    helm.sh/resource-policy: keep\n    {{- end }}\n"
+    if annotation not in text:
+        raise ValueError(f"the CRD has no annotation {ANNOTATION_SCHEMA_VERSION} to stand beside")
+    return "{{- if .Values.crds.enabled }}\n" + text.replace(annotation, annotation + keep) + "{{- end }}\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the CRD, and the chart's template of it; to standard output when no file is named."""
     if not arguments:
-        sys.stdout.write(text)
-    for argument in arguments:
-        Path(argument).write_text(text)
+        sys.stdout.write(dump_crd())
+    for argument, dump in zip(arguments, (dump_crd, dump_chart_template), strict=False):
+        Path(argument).write_text(dump())
     return 0
 
 
