@@ -212,8 +212,8 @@ def describe_gain(evidence: Evidence, minimum_percent: float) -> str:
     if not evidence.feasible:
         return (
             f"no plan meets the targets on {count_of(evidence.workers, 'worker')} at any rate: at "
-            f"{evidence.rate_per_s:.2g} requests/s {format_percent(evidence.split.attainment)} in target split, "
-            f"{format_percent(evidence.colocated.attainment)} colocated"
+            f"{evidence.rate_per_s:.2g} requests/s {format_percent(evidence.split.attainment)} in target "
+            f"split, {format_percent(evidence.colocated.attainment)} colocated"
         )
     return (
         f"on {count_of(evidence.workers, 'worker')} the split would sustain "
