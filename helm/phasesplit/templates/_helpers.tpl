@@ -66,12 +66,12 @@ capabilities:
 {{- end -}}
 
 {{- define "phasesplit.pullSecrets" -}}
-{{- with .Values.imagePullSecrets }}
+{{- with .Values.imagePullSecrets -}}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
   {{- end }}
-{{- end }}
+{{- end -}}
 {{- end -}}
 
 {{/* What the operator does in the namespaces it serves. */}}
