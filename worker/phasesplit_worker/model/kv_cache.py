@@ -11,7 +11,11 @@ TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": 
 
 
 class KVCache:
-    """`data[num_blocks, 2 (K, V), layers, block_size, kv_heads, head_dim]`: wire order per block."""
+    """`data[num_blocks, 2 (K, V), layers, block_size, kv_heads, head_dim]`: wire order per block.
+
+    Tensors are changed on the engine thread only. `block_view` may be used from any thread for
+    blocks that no step touches at that time.
+    """
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self.layout = layout
@@ -26,15 +30,19 @@ class KVCache:
             layout.head_dim,
         )
         self.data = torch.zeros(shape, dtype=TORCH_DTYPES[layout.dtype], device=device)
+        self.keys = tuple(self.data[:, 0, layer] for layer in range(layout.num_layers))
+        self.values = tuple(self.data[:, 1, layer] for layer in range(layout.num_layers))
         self._staging: dict[int, torch.Tensor] = {}
+        self._bytes: memoryview | None = None
         if device.type == "cpu":
-            self._bytes = self.data.view(-1).view(torch.uint8).view(num_blocks, layout.bytes_per_block)
+            self._bytes = memoryview(self.data.view(-1).view(torch.uint8).numpy())
 
     def block_view(self, block_id: int) -> memoryview:
         """Writable bytes of a block in wire order; on a device a pinned copy (then `commit_block`)."""
-        if self.device.type == "cpu":
-            return memoryview(self._bytes[block_id].numpy())
-        staging = torch.empty(self.layout.bytes_per_block, dtype=torch.uint8, pin_memory=True)
+        num_bytes = self.layout.bytes_per_block
+        if self._bytes is not None:
+            return self._bytes[block_id * num_bytes : (block_id + 1) * num_bytes]
+        staging = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         staging.copy_(self.data[block_id].reshape(-1).view(torch.uint8))
         self._staging[block_id] = staging
         return memoryview(staging.numpy())
@@ -44,3 +52,7 @@ class KVCache:
         staging = self._staging.pop(block_id, None)
         if staging is not None:
             self.data[block_id].copy_(staging.view(self.data.dtype).view(self.data.shape[1:]))
+
+    def drop_view(self, block_id: int) -> None:
+        """`block_view(block_id)` was only read: forget its staging copy. Nothing to do on a CPU."""
+        self._staging.pop(block_id, None)

@@ -1,0 +1,127 @@
+"""Tiny random Llama models with a small tokenizer and a chat template, made once and cached.
+
+Weights are scaled up and untied so that greedy output varies with the prompt; every string encodes
+(byte-level BPE); the end-of-sequence token is rarely produced.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+VERSION = 1
+VOCABULARY = 512
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL_TOKENS = ("<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+TEXT = (
+    "The operator runs one language model as two pools of workers. "
+    "A prefill worker reads the prompt, a decode worker writes the answer, and the cache moves between. "
+    "When the split does not pay, every worker does both, in chunks. "
+    "Numbers 0123456789 and signs ()[]{}.,:;!? appear now and then, as do words such as naïve and café. "
+)
+
+# Variants differ in what code paths they take: grouped heads, several shapes, rotary kinds, biases.
+VARIANTS: dict[str, dict[str, object]] = {
+    "llama": {
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "llama-gqa": {
+        "hidden_size": 96,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 24,
+        "attention_bias": True,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 50000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 512,
+        },
+    },
+}
+
+
+def cache_root() -> Path:
+    """Where models for tests are kept between runs."""
+    configured = os.environ.get("PHASESPLIT_CACHE")
+    return Path(configured) if configured else Path(tempfile.gettempdir()) / "phasesplit-test-cache"
+
+
+def tiny_model_dir(variant: str = "llama") -> Path:
+    """Directory of a tiny model in the layout of a Hugging Face repository."""
+    target = cache_root() / "tiny-models" / f"{variant}-v{VERSION}"
+    if (target / "config.json").exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=target.parent))
+    tokenizer = _build_tokenizer()
+    _build_model(variant, tokenizer).save_pretrained(scratch)
+    tokenizer.save_pretrained(scratch)
+    _check(scratch)
+    try:
+        scratch.rename(target)
+    except OSError:  # another process was faster
+        if not (target / "config.json").exists():
+            raise
+    return target
+
+
+def _build_tokenizer() -> PreTrainedTokenizerFast:
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    raw.train_from_iterator([TEXT], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<|bos|>", eos_token="<|end|>")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def _build_model(variant: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    torch.manual_seed(sum(map(ord, variant)))
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        **VARIANTS[variant],
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0.0, 1.0 if "embed" in name else 1.6 / parameter.shape[1] ** 0.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.1)
+        # Byte tokens that are no text by themselves and the special ones are seldom produced.
+        model.lm_head.weight[: len(SPECIAL_TOKENS)] *= 0.05
+    return model
+
+
+def _check(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    if config["architectures"] != ["LlamaForCausalLM"]:
+        raise RuntimeError(f"the tiny model in {directory} was not saved as expected")
