@@ -1,0 +1,114 @@
+"""What the operator remembers of one object between two passes.
+
+Everything here is either measured anew within seconds or restored from the cluster: losing it with a
+restart costs time, never correctness.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from phasesplit.api.conditions import Reason
+from phasesplit.api.routing import ServedMode
+from phasesplit.api.v1alpha1 import Manifest
+from phasesplit.cluster.prometheus import Value
+from phasesplit.cluster.router_client import RouterAnswer
+from phasesplit.cluster.snapshot import Key
+from phasesplit.operator.links import LinkBook, ProbeMemory
+from phasesplit.operator.status import from_rfc3339
+from phasesplit.operator.transfers import TransferCounter
+from phasesplit.planner.mode_types import ModeMemory
+from phasesplit.planner.scaling_types import ScalingMemory
+
+BUSY_IDLE_S = 10.0
+_CAUSES = {str(reason): reason for reason in (Reason.LINK_DEGRADED, Reason.POOL_UNAVAILABLE, Reason.MISMATCH)}
+
+
+@dataclass
+class ObjectMemory:
+    """One object's facts and the planner's memories."""
+
+    uid: str
+    answers: tuple[RouterAnswer, ...] = ()
+    answered_at_s: float | None = None
+    metrics: tuple[Value, ...] = ()
+    links: LinkBook = field(default_factory=LinkBook)
+    transfers: TransferCounter = field(default_factory=TransferCounter)
+    mode: ModeMemory | None = None
+    scaling: ScalingMemory = field(default_factory=ScalingMemory)
+    probe: ProbeMemory | None = None
+    probing: bool = False
+    status_written_at_s: float = float("-inf")
+    progress: tuple[int, ...] = ()
+    progress_at_s: float | None = None
+    settled: bool = False
+    applied: dict[tuple[str, str, str], str] = field(default_factory=dict)  # child and manager -> difference
+
+    @property
+    def has_reports(self) -> bool:
+        """Has any router answered in the last round?"""
+        return any(answer.report is not None for answer in self.answers)
+
+    @property
+    def idle_s(self) -> float | None:
+        """Since the last request arrived at any router, None if no router says."""
+        idle = [answer.report.idle_s for answer in self.answers if answer.report is not None]
+        return min(idle) if idle else None
+
+    @property
+    def flowing(self) -> bool | None:
+        """Do requests flow? None if no router says."""
+        if not self.has_reports:
+            return None
+        return any(
+            answer.report is not None
+            and (
+                answer.report.in_flight > 0 or answer.report.queued > 0 or answer.report.idle_s < BUSY_IDLE_S
+            )
+            for answer in self.answers
+        )
+
+    @property
+    def table_version_seen(self) -> int:
+        """The newest table that any router or worker knows."""
+        versions = [0]
+        for answer in self.answers:
+            if answer.report is not None:
+                versions.append(answer.report.table_version)
+                versions.extend(worker.role_version for worker in answer.report.workers)
+        return max(versions)
+
+
+def restore_mode(status: Mapping[str, object], served: ServedMode, now_s: float) -> ModeMemory:
+    """The planner's memory after a restart, from what the last decision left in the status."""
+    decision = status.get("decision")
+    before: Manifest = dict(decision) if isinstance(decision, Mapping) else {}
+    since_s = from_rfc3339(str(before.get("since", "")))
+    if before.get("mode") != served:
+        return ModeMemory(since_s=since_s)
+    cause = _CAUSES.get(str(before.get("reason")))
+    if served is not ServedMode.COLOCATED:
+        return ModeMemory(since_s=since_s)
+    if before.get("reason") == Reason.DWELL:
+        return ModeMemory(since_s=since_s, cause=Reason.LINK_DEGRADED, cause_gone_since_s=now_s)
+    # A first start waits for its pools: that is no fallback to dwell after.
+    if cause is Reason.POOL_UNAVAILABLE and status.get("mode") is None:
+        cause = None
+    return ModeMemory(since_s=since_s, cause=cause)
+
+
+class Memories:
+    """All objects' memories."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, ObjectMemory] = {}
+
+    def of(self, key: Key, uid: str) -> ObjectMemory:
+        """The memory of one object, an empty one if it is new or was made anew."""
+        memory = self._by_key.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._by_key[key] = ObjectMemory(uid)
+        return memory
+
+    def forget(self, key: Key) -> None:
+        """The object is gone."""
+        self._by_key.pop(key, None)
