@@ -1,0 +1,380 @@
+"""The transfer side of a worker, as engine and server see it.
+
+    manager = TransferManager(settings, key, pool, release=engine.release_held, on_expired=...)
+    engine.set_hooks(manager.hooks)
+    await manager.start()
+    result = await manager.pull(params, token_ids, block_ids, num_cached_tokens=n)
+
+Composition and bookkeeping only; serving and pulling run on threads of their own, so the event loop
+never waits for a socket. When `pull` returns, raises or is cancelled, nothing writes to the blocks
+any more: a failed pull leaves them to be recomputed.
+"""
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from phasesplit.api.legs import KVTransferParams
+from phasesplit.api.manifest import KVManifest
+from phasesplit.api.reports import LinkSample, ProbeRequest, ProbeResult
+from phasesplit_worker.requests import KVBlocks, TransferHooks
+from phasesplit_worker.transfer.cancellation import Cancellation
+from phasesplit_worker.transfer.deadlines import choose_deadline_s
+from phasesplit_worker.transfer.errors import RELEASING_FAILURES, TransferError, TransferFailure
+from phasesplit_worker.transfer.export import ExportIdentity
+from phasesplit_worker.transfer.integrity import count_blocks
+from phasesplit_worker.transfer.links import LinkBook
+from phasesplit_worker.transfer.peers import LocalIdentity, PeerBook, Quarantine
+from phasesplit_worker.transfer.pull import PullRequest, PullResult
+from phasesplit_worker.transfer.store import KVStore
+from phasesplit_worker.transfer.tcp_client import TcpPuller
+from phasesplit_worker.transfer.tcp_server import Identity, ServerLimits, TcpServer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferSettings:
+    """What the transfer side is told once, when the model is loaded."""
+
+    pod: str
+    node: str
+    advertised_host: str  # where peers reach this worker
+    model_fingerprint: str
+    host: str = "0.0.0.0"  # noqa: S104 a pod's own network
+    port: int = 0  # 0: any free one
+    ttl_s: float = 30.0
+    transfer_deadline_s: float | None = None  # None: from the size and the link
+    max_streams: int = 2
+    max_pulls: int = 16
+    silence_s: float = 2.0
+    engine_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # changes with every start
+    server_limits: ServerLimits = field(default_factory=ServerLimits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferCounts:
+    """Totals since the start."""
+
+    pulls: int
+    pulled_bytes: int
+    transfer_s: float
+    busy_s: float
+    failures: dict[str, int]  # pulls of this worker, by reason
+    refused: dict[str, int]  # connections and requests of peers, by reason
+    expired_blocks: int
+
+
+def _ignore(_: object) -> None:
+    return None
+
+
+class TransferManager:
+    """One per worker process. Methods may be called from any thread; coroutines from one loop."""
+
+    def __init__(
+        self,
+        settings: TransferSettings,
+        key: bytes,
+        pool: KVBlocks,
+        *,
+        release: Callable[[str], None],
+        on_expired: Callable[[int], None] = _ignore,
+        on_refused: Callable[[TransferFailure], None] = _ignore,
+    ) -> None:
+        """`release(request_id)` frees a held prefill; `on_expired(num_blocks)` is for metrics."""
+        self._settings = settings
+        self._pool = pool
+        self._on_expired = on_expired
+        self._totals: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {"transfer": 0.0, "busy": 0.0}
+        self._failures: Counter[str] = Counter()
+        self._links = LinkBook()
+        self._quarantine = Quarantine()
+        self._pulling: dict[str, Cancellation] = {}
+        identity = ExportIdentity(
+            model_fingerprint=settings.model_fingerprint,
+            layout=pool.layout,
+            engine_id=settings.engine_id,
+            endpoint=lambda: f"{settings.advertised_host}:{self.port}",
+        )
+        self._store = KVStore(
+            pool, identity, ttl_s=settings.ttl_s, release=release, on_expired=self._count_expired
+        )
+        self._server = TcpServer(
+            self._store,
+            pool,
+            Identity(
+                engine_id=settings.engine_id,
+                pod=settings.pod,
+                node=settings.node,
+                model_fingerprint=settings.model_fingerprint,
+            ),
+            key,
+            host=settings.host,
+            port=settings.port,
+            limits=settings.server_limits,
+            on_refused=on_refused,
+        )
+        self._peers = PeerBook(
+            LocalIdentity(engine_id=settings.engine_id, pod=settings.pod, node=settings.node), key
+        )
+        self._puller = TcpPuller(
+            self._peers,
+            pool,
+            settings.model_fingerprint,
+            max_streams=settings.max_streams,
+            max_pulls=settings.max_pulls,
+            silence_s=settings.silence_s,
+        )
+        self._threads = ThreadPoolExecutor(settings.max_pulls, thread_name_prefix="kv-pull")
+        # Releases and probes never wait behind pulls.
+        self._errands = ThreadPoolExecutor(2, thread_name_prefix="kv-errand")
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the port is taken."""
+        self._store.start()
+        self._server.start()
+
+    async def stop(self) -> None:
+        """Cancel pulls, close everything, give every block back."""
+        for cancellation in list(self._pulling.values()):
+            cancellation.cancel()
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        self._server.stop()
+        self._store.stop()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._errands.shutdown(wait=True, cancel_futures=True)
+        self._puller.close()
+        self._peers.close()
+
+    # -- prefill side --------------------------------------------------------------------------
+
+    @property
+    def hooks(self) -> TransferHooks:
+        """What the engine reports leg 1 to."""
+        return self._store
+
+    @property
+    def engine_id(self) -> str:
+        """Identity of this process."""
+        return self._settings.engine_id
+
+    @property
+    def port(self) -> int:
+        """Port the KV protocol listens on."""
+        return self._server.port
+
+    @property
+    def num_exports(self) -> int:
+        """Prefills whose blocks have not been given back."""
+        return self._store.num_exports
+
+    def offer(self, request_id: str, num_tokens: int) -> KVTransferParams:
+        """What leg 1 tells the router. From now on a pull waits for the prefill to be accepted."""
+        self._store.promise(request_id)
+        return KVTransferParams(
+            do_remote_prefill=True,
+            remote_engine_id=self.engine_id,
+            remote_request_id=request_id,
+            remote_host=self._settings.advertised_host,
+            remote_port=self.port,
+            remote_num_tokens=num_tokens,
+            remote_pod=self._settings.pod,
+        )
+
+    def manifest(self, request_id: str) -> KVManifest | None:
+        """The manifest of a prefill here, also for a while after its end."""
+        return self._store.manifest(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """Nobody wants this request's KV any more: end its export and its pull, if there are any."""
+        self._store.release(request_id, pulled=False)
+        cancellation = self._pulling.get(request_id)
+        if cancellation is not None:
+            cancellation.cancel()
+
+    # -- decode side ---------------------------------------------------------------------------
+
+    async def pull(
+        self,
+        params: KVTransferParams,
+        token_ids: Sequence[int],
+        block_ids: Sequence[int],
+        *,
+        num_cached_tokens: int = 0,
+        deadline_s: float | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> PullResult:
+        """Fill `block_ids` with the verified KV of `token_ids`. Raises TransferError.
+
+        `block_ids` is the whole block table of the tokens; its first `num_cached_tokens //
+        block_size` blocks hold their KV already and are not written. Without `deadline_s` one is
+        derived from the size and the link. Cancelling the task ends the pull first.
+        """
+        cancellation = cancellation or Cancellation()
+        peer = params.remote_pod or f"{params.remote_host}:{params.remote_port}"
+        try:
+            request = self._to_request(params, token_ids, block_ids, num_cached_tokens, deadline_s)
+            self._quarantine.check(peer, time.monotonic())
+            result = await self._run_pull(request, cancellation)
+        except TransferError as error:
+            self._failures[error.reason] += 1
+            self._quarantine.failed(peer, error.reason, time.monotonic())
+            raise
+        self._count_pull(result, peer)
+        return result
+
+    def _to_request(
+        self,
+        params: KVTransferParams,
+        token_ids: Sequence[int],
+        block_ids: Sequence[int],
+        num_cached_tokens: int,
+        deadline_s: float | None,
+    ) -> PullRequest:
+        if params.remote_host is None or params.remote_port is None or params.remote_request_id is None:
+            raise TransferError(
+                TransferFailure.PROTOCOL,
+                "kv_transfer_params must have remote_host, remote_port and remote_request_id",
+            )
+        layout = self._pool.layout
+        first_block = num_cached_tokens // layout.block_size
+        if deadline_s is None:
+            deadline_s = self._settings.transfer_deadline_s
+        if deadline_s is None:
+            num_blocks = count_blocks(len(token_ids), layout.block_size) - first_block
+            deadline_s = choose_deadline_s(num_blocks * layout.bytes_per_block, self.link_samples())
+        return PullRequest(
+            request_id=params.remote_request_id,
+            host=params.remote_host,
+            port=params.remote_port,
+            engine_id=params.remote_engine_id,
+            token_ids=tuple(token_ids),
+            block_ids=tuple(block_ids),
+            first_block=first_block,
+            deadline=time.monotonic() + deadline_s,
+        )
+
+    async def _run_pull(self, request: PullRequest, cancellation: Cancellation) -> PullResult:
+        self._pulling[request.request_id] = cancellation
+        try:
+            pulling = self._threads.submit(self._puller.pull, request, cancellation)
+            return await _settle(pulling, cancellation)
+        except TransferError as error:
+            if error.reason in RELEASING_FAILURES:
+                self._errands.submit(self._puller.release, request)
+            raise
+        except asyncio.CancelledError:
+            self._failures[TransferFailure.CANCELLED] += 1
+            self._errands.submit(self._puller.release, request)
+            raise
+        finally:
+            self._pulling.pop(request.request_id, None)
+
+    def _count_pull(self, result: PullResult, peer: str) -> None:
+        self._quarantine.succeeded(peer)
+        self._totals["pulls"] += 1
+        self._totals["bytes"] += result.num_bytes
+        self._seconds["transfer"] += result.transfer_s
+        self._seconds["busy"] += result.busy_s
+        self._record_link(result.peer_pod, result.peer_node, result.num_bytes, result.busy_s, is_probe=False)
+
+    # -- links ---------------------------------------------------------------------------------
+
+    async def probe(self, request: ProbeRequest) -> ProbeResult:
+        """Measure the link from a peer to this worker."""
+        loop = asyncio.get_running_loop()
+        deadline = time.monotonic() + request.deadline_s
+        try:
+            connection, busy_s = await loop.run_in_executor(
+                self._errands, self._puller.probe, request.host, request.port, request.bytes, deadline
+            )
+        except TransferError as error:
+            return ProbeResult(error=str(error))
+        sample = self._record_link(
+            request.pod or connection.pod,
+            request.node or connection.node,
+            request.bytes,
+            busy_s,
+            is_probe=True,
+        )
+        return ProbeResult(sample=sample)
+
+    def link_samples(self) -> list[LinkSample]:
+        """Recent measurements of links to this worker."""
+        return self._links.samples(time.monotonic())
+
+    def quarantined_peers(self) -> dict[str, float]:
+        """Peers that are not pulled from for a while after repeated failures, with the seconds left."""
+        return self._quarantine.resting(time.monotonic())
+
+    def _record_link(
+        self, pod: str, node: str, num_bytes: int, busy_s: float, *, is_probe: bool
+    ) -> LinkSample:
+        sample = LinkSample(
+            from_node=node,
+            to_node=self._settings.node,
+            from_pod=pod,
+            to_pod=self._settings.pod,
+            transport=self._puller.name,
+            bytes=num_bytes,
+            busy_s=busy_s,
+            age_s=0.0,
+            probe=is_probe,
+        )
+        self._links.record(sample, time.monotonic())
+        return sample
+
+    # -- counts --------------------------------------------------------------------------------
+
+    @property
+    def transfers_total(self) -> int:
+        """Pulls that succeeded."""
+        return self._totals["pulls"]
+
+    @property
+    def failures_total(self) -> dict[str, int]:
+        """Pulls that failed, by reason."""
+        return {str(reason): count for reason, count in self._failures.items()}
+
+    @property
+    def counts(self) -> TransferCounts:
+        """All totals."""
+        return TransferCounts(
+            pulls=self._totals["pulls"],
+            pulled_bytes=self._totals["bytes"],
+            transfer_s=self._seconds["transfer"],
+            busy_s=self._seconds["busy"],
+            failures=self.failures_total,
+            refused={str(reason): count for reason, count in self._server.refused.items()},
+            expired_blocks=self._totals["expired_blocks"],
+        )
+
+    def _count_expired(self, num_blocks: int) -> None:
+        self._totals["expired_blocks"] += num_blocks
+        self._on_expired(num_blocks)
+
+
+async def _settle(pulling: Future[PullResult], cancellation: Cancellation) -> PullResult:
+    """Await a pull; when the task is cancelled, end the pull before letting the task go."""
+    waiting = asyncio.wrap_future(pulling)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        cancellation.cancel()
+        pulling.cancel()  # had it not begun
+        while not pulling.done():  # ends within a slice of the channel's wait
+            try:
+                await asyncio.wait([waiting], timeout=0.1)
+            except asyncio.CancelledError:
+                continue  # the blocks are not safe yet; the first cancellation is raised below
+        if not waiting.cancelled() and waiting.done():
+            waiting.exception()  # seen: nobody else will ask
+        raise
