@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+
 from helpers_transfer import (
     KEY,
     LAYOUT,
@@ -13,7 +14,6 @@ from helpers_transfer import (
     params_for,
     running_side,
 )
-
 from phasesplit.api.manifest import ManifestState
 from phasesplit.api.reports import ProbeRequest
 from phasesplit_worker.transfer.cancellation import Cancellation
