@@ -51,17 +51,27 @@ def explanation(model: dict[str, Any]) -> dict[str, Any]:
 
 def _print(answer: dict[str, Any], state: dict[str, Any]) -> None:
     decision = answer["whyThisMode"]
-    console.print(f"[bold]{answer['object']}[/bold]: asked for {answer['wanted']}, served {answer['served'] or 'not yet'}")
-    console.print(f"\n[bold]Why this mode[/bold]\n  {decision.get('reason', 'not decided yet')}: {decision.get('message', '')}")
+    console.print(
+        f"[bold]{answer['object']}[/bold]: asked for {answer['wanted']}, served {answer['served'] or 'not yet'}"
+    )
+    console.print(
+        f"\n[bold]Why this mode[/bold]\n  {decision.get('reason', 'not decided yet')}: {decision.get('message', '')}"
+    )
     split = answer["splitBeneficial"]
     if split:
-        console.print(f"  Does the split pay? {split['status']} ({split.get('reason', '')}): {split.get('message', '')}")
+        console.print(
+            f"  Does the split pay? {split['status']} ({split.get('reason', '')}): {split.get('message', '')}"
+        )
     if answer["evidence"]:
         console.print(_facts_table(answer["evidence"]))
-    console.print(f"\n[bold]Why these nodes[/bold]\n  {answer['whyTheseNodes'].get('message', 'nothing placed yet')}")
+    console.print(
+        f"\n[bold]Why these nodes[/bold]\n  {answer['whyTheseNodes'].get('message', 'nothing placed yet')}"
+    )
     links = answer["links"]
     if links:
-        console.print(f"  worst link {rate_text(links.get('worstBytesPerSecond'))}, measured {links.get('measuredAt', '?')}")
+        console.print(
+            f"  worst link {rate_text(links.get('worstBytesPerSecond'))}, measured {links.get('measuredAt', '?')}"
+        )
     console.print("\n[bold]Why this many[/bold]")
     console.print(pools_table(state))
     for pool in answer["whyThisMany"]:

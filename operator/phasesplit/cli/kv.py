@@ -10,7 +10,9 @@ from phasesplit.cli.options import Context, Namespace, Output
 from phasesplit.cli.output import OutputFormat, bytes_text, console, milliseconds, print_json, rate_text
 from phasesplit.cluster.inspection import Inspector
 
-EPILOG = "Examples:\n\n  phasesplit kv inspect chat last\n\n  phasesplit kv inspect chat 5f1c0a9e --output json"
+EPILOG = (
+    "Examples:\n\n  phasesplit kv inspect chat last\n\n  phasesplit kv inspect chat 5f1c0a9e --output json"
+)
 
 app = typer.Typer(help="Look at the KV cache of requests.", no_args_is_help=True)
 
@@ -26,7 +28,9 @@ def inspect(
     """Show one recent request: pods and nodes of both phases, KV bytes, transfer, latencies."""
     inspector = Inspector(context)
     trace = inspector.trace(namespace or inspector.default_namespace, name, request_id)
-    print_json(trace.model_dump(mode="json")) if output is OutputFormat.JSON else console.print(trace_table(trace))
+    print_json(trace.model_dump(mode="json")) if output is OutputFormat.JSON else console.print(
+        trace_table(trace)
+    )
 
 
 def trace_table(trace: KVTrace) -> Table:
@@ -35,7 +39,10 @@ def trace_table(trace: KVTrace) -> Table:
     table.add_row("served", f"{trace.mode} (class {trace.slo_class})")
     if trace.prefill is not None:
         leg = trace.prefill
-        table.add_row("prefill", f"{leg.pod} on {leg.node}: {leg.num_prompt_tokens:,} prompt tokens, {leg.num_cached_tokens:,} from cache")
+        table.add_row(
+            "prefill",
+            f"{leg.pod} on {leg.node}: {leg.num_prompt_tokens:,} prompt tokens, {leg.num_cached_tokens:,} from cache",
+        )
     if trace.decode is not None:
         leg = trace.decode
         label = "decode" if trace.prefill is not None else "served by"
@@ -43,7 +50,10 @@ def trace_table(trace: KVTrace) -> Table:
         if leg.kv_bytes:
             busy_rate = leg.kv_bytes / leg.kv_busy_s if leg.kv_busy_s else None
             table.add_row("KV moved", f"{bytes_text(leg.kv_bytes)} over {leg.kv_transport}")
-            table.add_row("transfer", f"{milliseconds(leg.kv_transfer_s)}, of it after prefill {milliseconds(leg.kv_exposed_s)}")
+            table.add_row(
+                "transfer",
+                f"{milliseconds(leg.kv_transfer_s)}, of it after prefill {milliseconds(leg.kv_exposed_s)}",
+            )
             table.add_row("link", f"{rate_text(busy_rate)} while busy")
         if leg.recomputed:
             table.add_row("recomputed", leg.recomputed)

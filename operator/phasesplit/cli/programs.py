@@ -22,9 +22,11 @@ _MODULES = {
 def add_programs(app: typer.Typer) -> None:
     """Register one pass-through command per program."""
     for program, module in _MODULES.items():
-        app.command(program, help=f"Run the {program}; `phasesplit {program} --help` lists its flags.", context_settings=_PASS_THROUGH)(
-            _runner(program, module)
-        )
+        app.command(
+            program,
+            help=f"Run the {program}; `phasesplit {program} --help` lists its flags.",
+            context_settings=_PASS_THROUGH,
+        )(_runner(program, module))
 
 
 def _runner(program: str, module_name: str) -> Callable[[typer.Context], None]:
@@ -32,7 +34,9 @@ def _runner(program: str, module_name: str) -> Callable[[typer.Context], None]:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            typer.echo(f"error: the {program} needs the module {error.name}; install phasesplit[worker]", err=True)
+            typer.echo(
+                f"error: the {program} needs the module {error.name}; install phasesplit[worker]", err=True
+            )
             raise typer.Exit(1) from error
         sys.argv = [f"phasesplit {program}", *context.args]
         module.main()

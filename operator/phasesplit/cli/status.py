@@ -18,7 +18,9 @@ EPILOG = (
 def status(
     name: Annotated[str | None, typer.Argument(help="One object; absent lists all of the namespace.")] = None,
     namespace: Namespace = None,
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="List every namespace.")] = False,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="List every namespace.")
+    ] = False,
     context: Context = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -33,14 +35,29 @@ def status(
     if output is OutputFormat.JSON:
         print_json(models)
     elif not models:
-        console.print("No DisaggregatedModel found." if where is None else f"No DisaggregatedModel in namespace {where}.")
+        console.print(
+            "No DisaggregatedModel found."
+            if where is None
+            else f"No DisaggregatedModel in namespace {where}."
+        )
     else:
         console.print(_list_table(models))
 
 
 def _list_table(models: list[dict[str, Any]]) -> Table:
     table = Table(box=None, header_style="bold")
-    for heading in ("NAMESPACE", "NAME", "MODE", "READY", "PREFILL", "DECODE", "TTFT", "TPOT", "SLO %", "REASON"):
+    for heading in (
+        "NAMESPACE",
+        "NAME",
+        "MODE",
+        "READY",
+        "PREFILL",
+        "DECODE",
+        "TTFT",
+        "TPOT",
+        "SLO %",
+        "REASON",
+    ):
         table.add_column(heading)
     for model in models:
         state = model.get("status", {})
@@ -64,9 +81,13 @@ def _print_one(model: dict[str, Any]) -> None:
     state = model.get("status", {})
     meta = model["metadata"]
     decision = state.get("decision", {})
-    console.print(f"[bold]{meta['namespace']}/{meta['name']}[/bold]  serves [bold]{state.get('mode', 'nothing yet')}[/bold]")
+    console.print(
+        f"[bold]{meta['namespace']}/{meta['name']}[/bold]  serves [bold]{state.get('mode', 'nothing yet')}[/bold]"
+    )
     if decision:
-        console.print(f"  because {decision.get('reason', '?')} since {decision.get('since', '?')}: {decision.get('message', '')}")
+        console.print(
+            f"  because {decision.get('reason', '?')} since {decision.get('since', '?')}: {decision.get('message', '')}"
+        )
     console.print(pools_table(state))
     if state.get("slo"):
         console.print(_slo_table(state["slo"]))
