@@ -1,0 +1,107 @@
+"""Ends a testbed, whatever state it is in: healthy, half started, or left behind by a crash.
+
+Finds what to end by the records of the daemons, by their command lines that name the state root, and by the
+cgroups of the pods; then removes mounts, network, cgroups and files, and says what would not go.
+"""
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from testbed import cgroups, network
+from testbed.binaries import MODULES
+from testbed.errors import TestbedError
+from testbed.processes import Daemons, run, stop
+
+_CGROUP_PREFIX = "phasesplit-node"
+_CNI_RESULTS = Path("/var/lib/cni/results")
+_CONTAINER_LOG_LINKS = Path("/var/log/containers")
+_PROGRAMS = {program for module in MODULES for program in module.programs.values()}
+
+
+def tear_down(root: Path) -> None:
+    """Leave nothing: no process, mount, namespace, cable, cgroup or file. TestbedError names what stayed."""
+    forwarding = root / "ip-forward-before"
+    sockets = _shim_sockets(root)
+    # Kubelets and runtimes first, or they would bring back what is being ended.
+    left = stop(_daemon_pids(root))
+    left += stop(cgroups.cgroup_pids(_CGROUP_PREFIX))
+    left += stop(_daemon_pids(root))
+    _unmount_below(root)
+    for socket in sockets:
+        socket.unlink(missing_ok=True)
+    _remove_traces(root)
+    cgroups.delete_cgroups(_CGROUP_PREFIX)
+    network.delete_network()
+    if forwarding.exists():
+        network.restore_forwarding(forwarding.read_text())
+    problems = [f"process {pid}" for pid in left]
+    problems += [f"cgroup {path}" for path in cgroups.left_cgroups(_CGROUP_PREFIX)]
+    problems += [f"mount {point}" for point in _mounts_below(root)]
+    if problems:
+        raise TestbedError(f"the testbed did not go away completely: {', '.join(problems[:5])}")
+    # Last and only when nothing is mounted below: a bind mount's files are the user's.
+    if root.exists():
+        shutil.rmtree(root)
+
+
+def leftovers(root: Path) -> list[str]:
+    """What exists of a testbed at `root`, in words; empty after a good `down`."""
+    found = [f"process {pid}" for pid in sorted(_daemon_pids(root) | cgroups.cgroup_pids(_CGROUP_PREFIX))]
+    found += [f"mount {point}" for point in _mounts_below(root)]
+    found += [f"cgroup {path}" for path in cgroups.left_cgroups(_CGROUP_PREFIX)]
+    found += [f"network {name}" for name in network.left_names()]
+    if root.exists():
+        found.append(f"folder {root}")
+    return found
+
+
+def _daemon_pids(root: Path) -> set[int]:
+    """Recorded daemons, and our programs that name the root: shims outlive their containerd by design."""
+    pids = {record.pid for record in Daemons(root).records() if record.is_alive()}
+    needle = f"{root}/".encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if Path(words[0].decode(errors="replace")).name in _PROGRAMS and any(
+            needle in word for word in words[1:]
+        ):
+            pids.add(int(path.parent.name))
+    return pids
+
+
+def _mounts_below(root: Path) -> list[str]:
+    """Mount points under the root, deepest last as the kernel lists them."""
+    points = (
+        line.split()[1].replace("\\040", " ") for line in Path("/proc/self/mounts").read_text().splitlines()
+    )
+    return [point for point in points if point.startswith(f"{root}/")]
+
+
+def _unmount_below(root: Path) -> None:
+    for point in reversed(_mounts_below(root)):
+        run("umount", "-l", point, check=False)
+
+
+def _shim_sockets(root: Path) -> list[Path]:
+    """The sockets that shims keep under /run; each shim wrote its own down in its bundle."""
+    sockets = []
+    for path in root.glob("node*/state/io.containerd.runtime.v2.task/k8s.io/*/bootstrap.json"):
+        with suppress(OSError, ValueError):
+            address = str(json.loads(path.read_text())["address"])
+            sockets.append(Path(address.removeprefix("unix://")))
+    return sockets
+
+
+def _remove_traces(root: Path) -> None:
+    """Files that CNI and the kubelet write at places which cannot be configured."""
+    if _CNI_RESULTS.is_dir():
+        for path in _CNI_RESULTS.glob("phasesplit-node*"):
+            path.unlink(missing_ok=True)
+    if _CONTAINER_LOG_LINKS.is_dir():
+        for link in _CONTAINER_LOG_LINKS.iterdir():
+            if link.is_symlink() and link.readlink().is_relative_to(root):
+                link.unlink(missing_ok=True)
