@@ -59,7 +59,8 @@ def _show(started: float) -> None:
         )  # fmt: skip
         step(
             "3  Same tokens as plain transformers",
-            lambda: steps.compare(subject, talk.answers[0], SHORT_QUESTION, 24), lambda facts: facts.rows[-1][1],
+            lambda: steps.compare(subject, talk.answers[0], SHORT_QUESTION, 24),
+            lambda facts: facts.rows[-1][1],
         )  # fmt: skip
         step("4  Load until a target is missed", lambda: steps.overload(subject, forward), _decision)
         if target.testbed is not None:

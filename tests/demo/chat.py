@@ -24,7 +24,7 @@ TOPICS = (
 def long_document(num_sentences: int = 62) -> str:
     """A document of about 16 tokens per sentence; the default has about 1,000 tokens."""
     sentences = [
-        f"In year {1900 + i} the {TOPICS[i % len(TOPICS)]} of the town was opened and {3 * i + 7} people came."
+        f"In {1900 + i} the {TOPICS[i % len(TOPICS)]} of the town was opened and {3 * i + 7} people came."
         for i in range(num_sentences)
     ]
     return " ".join(sentences)

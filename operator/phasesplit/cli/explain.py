@@ -52,10 +52,12 @@ def explanation(model: dict[str, Any]) -> dict[str, Any]:
 def _print(answer: dict[str, Any], state: dict[str, Any]) -> None:
     decision = answer["whyThisMode"]
     console.print(
-        f"[bold]{answer['object']}[/bold]: asked for {answer['wanted']}, served {answer['served'] or 'not yet'}"
+        f"[bold]{answer['object']}[/bold]: asked for {answer['wanted']}, "
+        f"served {answer['served'] or 'not yet'}"
     )
     console.print(
-        f"\n[bold]Why this mode[/bold]\n  {decision.get('reason', 'not decided yet')}: {decision.get('message', '')}"
+        "\n[bold]Why this mode[/bold]\n"
+        f"  {decision.get('reason', 'not decided yet')}: {decision.get('message', '')}"
     )
     split = answer["splitBeneficial"]
     if split:
@@ -70,7 +72,8 @@ def _print(answer: dict[str, Any], state: dict[str, Any]) -> None:
     links = answer["links"]
     if links:
         console.print(
-            f"  worst link {rate_text(links.get('worstBytesPerSecond'))}, measured {links.get('measuredAt', '?')}"
+            f"  worst link {rate_text(links.get('worstBytesPerSecond'))}, "
+            f"measured {links.get('measuredAt', '?')}"
         )
     console.print("\n[bold]Why this many[/bold]")
     console.print(pools_table(state))

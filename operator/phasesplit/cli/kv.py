@@ -41,7 +41,8 @@ def trace_table(trace: KVTrace) -> Table:
         leg = trace.prefill
         table.add_row(
             "prefill",
-            f"{leg.pod} on {leg.node}: {leg.num_prompt_tokens:,} prompt tokens, {leg.num_cached_tokens:,} from cache",
+            f"{leg.pod} on {leg.node}: {leg.num_prompt_tokens:,} prompt tokens, "
+            f"{leg.num_cached_tokens:,} from cache",
         )
     if trace.decode is not None:
         leg = trace.decode

@@ -82,11 +82,13 @@ def _print_one(model: dict[str, Any]) -> None:
     meta = model["metadata"]
     decision = state.get("decision", {})
     console.print(
-        f"[bold]{meta['namespace']}/{meta['name']}[/bold]  serves [bold]{state.get('mode', 'nothing yet')}[/bold]"
+        f"[bold]{meta['namespace']}/{meta['name']}[/bold]  "
+        f"serves [bold]{state.get('mode', 'nothing yet')}[/bold]"
     )
     if decision:
         console.print(
-            f"  because {decision.get('reason', '?')} since {decision.get('since', '?')}: {decision.get('message', '')}"
+            f"  because {decision.get('reason', '?')} since {decision.get('since', '?')}: "
+            f"{decision.get('message', '')}"
         )
     console.print(pools_table(state))
     if state.get("slo"):

@@ -73,7 +73,9 @@ class Inspector:
         problems = []
         for pod in self._router_pods(namespace, name):
             try:
-                return get_json(self._core, namespace, pod, names.ROUTER_API_PORT, path, token)
+                return get_json(
+                    self._core, namespace, pod, port=names.ROUTER_API_PORT, path=path, token=token
+                )
             except ClusterError as error:
                 problems.append(str(error))
         raise ClusterError("; ".join(problems) or f"no router pod of {namespace}/{name} is running")
@@ -94,7 +96,7 @@ class Inspector:
         try:
             secret = self._core.read_namespaced_secret(secret_name, namespace, _request_timeout=_TIMEOUT_S)
         except client.ApiException as error:
-            raise _explained(error, f"Secret {namespace}/{secret_name}, which holds the admin token") from error
+            raise _explained(error, f"Secret {namespace}/{secret_name} with the admin token") from error
         encoded = (secret.data or {}).get(names.SECRET_KEY_ADMIN, "")
         if isinstance(encoded, bytes):
             encoded = encoded.decode()

@@ -25,7 +25,7 @@ class _ForwardedConnection(http.client.HTTPConnection):
         self.sock = self._forwarded
 
 
-def get_json(core: client.CoreV1Api, namespace: str, pod: str, port: int, path: str, token: str) -> Any:
+def get_json(core: client.CoreV1Api, namespace: str, pod: str, *, port: int, path: str, token: str) -> Any:
     """GET `path` of a pod and parse the JSON answer.
 
     Raises `ClusterError` with one sentence when the pod cannot be reached or answers with an error.
