@@ -40,6 +40,9 @@ class MemoryPool:
     def fill(self, block_id: int, seed: int) -> None:
         self.block_view(block_id)[:] = Random(seed).randbytes(self.layout.bytes_per_block)
 
+    def read_whole(self) -> memoryview:
+        return self._data
+
     def read(self, block_ids: tuple[int, ...]) -> bytes:
         return b"".join(bytes(self.block_view(block_id)) for block_id in block_ids)
 
