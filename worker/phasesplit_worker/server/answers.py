@@ -156,7 +156,7 @@ class AnswerFormat:
             else {"text": answer.text}
         )
         tail = {"logprobs": self._logprobs(answer.logprobs), "finish_reason": answer.finish_reason}
-        choice = {"index": 0} | body | tail
+        choice: Json = {"index": 0} | body | tail
         if self.includes_token_ids:
             choice[FIELD_TOKEN_IDS] = answer.token_ids
         return self._head("chat.completion" if self.is_chat else "text_completion", [choice]) | {

@@ -43,12 +43,16 @@ class _LoadCollector(Collector):
         stats, total = reading.stats, reading.stats.kv_total_blocks
         usage = stats.kv_used_blocks / total if total else 0.0
         yield self._gauge(names.NUM_REQUESTS_RUNNING, "Sequences in the running batch.", stats.num_running)
-        yield self._gauge(names.NUM_REQUESTS_WAITING, "Sequences waiting for their first step.", stats.num_waiting)
+        yield self._gauge(
+            names.NUM_REQUESTS_WAITING, "Sequences waiting for their first step.", stats.num_waiting
+        )
         yield self._gauge(names.KV_CACHE_USAGE_PERC, "Share of KV blocks in use, 0 to 1.", usage)
         yield self._gauge(names.WEIGHTS_BYTES, "Bytes of the loaded weights.", reading.weights_bytes)
         hits, preemptions = stats.prefix_cache_hit_tokens_total, stats.num_preemptions_total
         yield self._counter(names.PREFIX_CACHE_HITS_TOTAL, "Prompt tokens found in the prefix cache.", hits)
-        yield self._counter(names.NUM_PREEMPTIONS_TOTAL, "Sequences whose KV was dropped and recomputed.", preemptions)
+        yield self._counter(
+            names.NUM_PREEMPTIONS_TOTAL, "Sequences whose KV was dropped and recomputed.", preemptions
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=_BASE_LABELS)
@@ -110,7 +114,10 @@ class WorkerMetrics:
             _BASE_LABELS,
             registry=registry,
         )
-        registry.register(_LoadCollector(self._labels, lambda: self._read()))
+        registry.register(_LoadCollector(self._labels, self._read_load))
+
+    def _read_load(self) -> LoadReading:
+        return self._read()
 
     def _labels(self) -> tuple[str, ...]:
         return (self._model, self._namespace, str(self._role()), str(self._pool))

@@ -4,8 +4,8 @@ Knows the API and its bounds; knows neither tokenizer nor engine. Unknown fields
 OpenAI does, so that a misspelt parameter is never silently without effect.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -18,7 +18,15 @@ MAX_MESSAGES = 4096
 
 # Accepted because clients send them by default; they change nothing about the answer's text.
 _HARMLESS_FIELDS = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "parallel_tool_calls",
+    }
 )
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -50,7 +58,7 @@ class _Sampling(_Body):
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: str | list[str] | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, float] | None = None
 
@@ -70,7 +78,10 @@ class _Sampling(_Body):
     @field_validator("stop")
     @classmethod
     def _stop_strings(cls, value: str | list[str] | None) -> str | list[str] | None:
-        for text in [value] if isinstance(value, str) else value or []:
+        texts = [value] if isinstance(value, str) else value or []
+        if len(texts) > MAX_STOP_STRINGS:
+            raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings are allowed")
+        for text in texts:
             if not 0 < len(text) <= MAX_STOP_LENGTH:
                 raise ValueError(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters")
         return value
@@ -125,13 +136,16 @@ class CompletionBody(_Sampling):
     def one_prompt(self) -> str | list[int]:
         """The single prompt: text, or token ids."""
         prompt = self.prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            if len(prompt) > 1:
-                raise bad_request("prompt: one prompt per request is supported; send one request each.", "prompt")
-            prompt = prompt[0]  # type: ignore[assignment]
-        if not prompt:
+        prompts = [prompt] if isinstance(prompt, str) or _are_token_ids(prompt) else prompt
+        if len(prompts) > 1:
+            raise bad_request("prompt: one per request is supported; send one request each.", "prompt")
+        if not prompts or not prompts[0]:
             raise bad_request("prompt: it is empty; send at least one token of text.", "prompt")
-        return prompt  # type: ignore[return-value]
+        return cast("str | list[int]", prompts[0])
+
+
+def _are_token_ids(prompt: Sequence[object]) -> bool:
+    return bool(prompt) and isinstance(prompt[0], int)
 
 
 class ContentPart(BaseModel):
@@ -161,7 +175,9 @@ class Message(BaseModel):
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates expect it."""
-        content = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content or ())
+        content = (
+            self.content if isinstance(self.content, str) else "".join(p.text for p in self.content or ())
+        )
         message = {"role": "system" if self.role == "developer" else self.role, "content": content}
         return message | ({"name": self.name} if self.name else {})
 
@@ -224,13 +240,18 @@ def _sentence(field: str, problem: str) -> str:
     return f"{field}: {text[:1].lower()}{text[1:]}."
 
 
+def _is_union_label(part: str | int) -> bool:
+    """pydantic puts the tried type of a union into the path of a problem."""
+    return isinstance(part, str) and (part in ("str", "int") or "[" in part)
+
+
 def validation_error(error: ValidationError) -> ApiError:
     """The first problem of a body as a 400 that names the field."""
     # Of a union the deepest problem says most, e.g. the part of a message that is not text.
     first = max(error.errors(include_url=False, include_context=False), key=lambda item: len(item["loc"]))
     shallow = error.errors(include_url=False, include_context=False)[0]
     problem = first if first["loc"][:1] == shallow["loc"][:1] else shallow
-    path = [str(part) for part in problem["loc"] if not (isinstance(part, str) and "[" in part)]
+    path = [str(part) for part in problem["loc"] if not _is_union_label(part)]
     field = ".".join(path)
     if problem["type"] == "extra_forbidden":
         return bad_request(f"Unrecognized request argument supplied: {field}.", field)

@@ -1,0 +1,68 @@
+"""`phasesplit-worker`: fits engine, transfer and server together and runs them until SIGTERM.
+
+The HTTP server answers at once; the model loads meanwhile.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import uuid
+
+import uvloop
+from aiohttp import web
+
+from phasesplit_worker.config import WorkerConfig, parse_args
+from phasesplit_worker.errors import ConfigError
+from phasesplit_worker.server.app import build_app, build_runner
+from phasesplit_worker.server.auth import AdminAuth
+from phasesplit_worker.server.composition import loader
+from phasesplit_worker.server.worker import Worker
+
+logger = logging.getLogger("phasesplit_worker")
+
+
+async def serve(config: WorkerConfig) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
+    engine_id = uuid.uuid4().hex
+    worker = Worker(config, AdminAuth.from_file(config.admin_token_file), engine_id, loader(engine_id))
+    runner = build_runner(build_app(worker))
+    await runner.setup()
+    await web.TCPSite(runner, config.host, config.port).start()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    worker.start()
+    await signals.get()
+    logger.info("draining for at most %.0f s", config.drain_s)
+    worker.drain()
+    second = asyncio.ensure_future(signals.get())
+    drained = asyncio.ensure_future(worker.drained(config.drain_s))
+    await asyncio.wait({second, drained}, return_when=asyncio.FIRST_COMPLETED)
+    is_drained = drained.done() and drained.result()
+    second.cancel()
+    drained.cancel()
+    if not is_drained:
+        logger.warning("requests are still running; they end now")
+    await worker.stop()
+    await runner.cleanup()
+    return 0
+
+
+def main() -> int:
+    """Entry point."""
+    logging.basicConfig(
+        level=os.environ.get("LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        config = parse_args(sys.argv[1:], os.environ)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(config))
+    except (ConfigError, OSError, ValueError) as error:
+        print(f"phasesplit-worker: {error}", file=sys.stderr)  # noqa: T201 the command line's answer
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
