@@ -1,0 +1,93 @@
+"""The main job on a real cluster, by the very steps that `make demo` shows."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo import steps
+from demo.chat import SHORT_QUESTION, Chat
+from demo.subject import Subject
+from demo.target import PortForward, choose_target
+from soak.__main__ import Progress, run
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def subject() -> Iterator[Subject]:
+    target = choose_target(print)
+    target.helm_install()
+    served = Subject(target)
+    served.apply()
+    served.wait_ready(600)
+    served.wait_mode("Split", 120)
+    yield served
+    served.delete()
+
+
+@pytest.fixture(scope="module")
+def forward(subject: Subject) -> Iterator[PortForward]:
+    with PortForward(subject.kubectl, subject.namespace, f"{subject.name}-router", 80) as opened:
+        yield opened
+
+
+def test_answers_are_made_by_prefill_on_one_pod_and_decode_on_another(subject, forward) -> None:
+    facts = steps.converse(subject, forward)
+    assert facts.numbers["kv_bytes"] > 1e6
+
+
+def test_pools_are_on_two_nodes(subject) -> None:
+    nodes = {pod["spec"]["nodeName"] for pod in subject.pods("worker")}
+    assert len(nodes) == 2
+
+
+def test_text_equals_plain_transformers(subject, forward) -> None:
+    answer = Chat(forward.url, subject.name).ask("short", SHORT_QUESTION, 24)
+    steps.compare(subject, answer, SHORT_QUESTION, 24)
+
+
+def test_a_slow_link_ends_the_split_and_loses_nothing(subject, forward) -> None:
+    steps.degrade_link(subject, forward)
+
+
+def test_a_killed_decode_pod_leaves_no_gap_in_the_stream(subject, forward) -> None:
+    steps.kill_decode(subject, forward)
+
+
+def test_rising_load_leads_to_a_decision_that_is_carried_out(subject, forward) -> None:
+    steps.overload(subject, forward)
+
+
+def test_a_sample_of_the_soak_run(subject, forward, tmp_path: Path) -> None:
+    subject.wait_ready(300)
+    progress = Progress(seed=int(time.time()))
+    try:
+        run(subject, forward, progress, 60, tmp_path / "soak.json")
+    finally:
+        for node in subject.target.testbed.spec.nodes:
+            subject.target.testbed.shape(node.name, None)
+        subject.apply()
+    assert not progress.failed, f"seed {progress.seed}"
+    assert not progress.wrong, f"seed {progress.seed}"
+    assert progress.answered > 0
+
+
+def test_the_command_line_shows_the_object(subject) -> None:
+    assert subject.name in subject.phasesplit("status", subject.name, "-n", subject.namespace)
+    assert "Why this mode" in subject.phasesplit("explain", subject.name, "-n", subject.namespace)
+    assert subject.name in subject.phasesplit("status", "-A")
+
+
+def test_an_unknown_object_is_one_sentence(subject) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "phasesplit.cli.main", "status", "no-such-object"],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={"KUBECONFIG": str(subject.kubectl.kubeconfig), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "not found" in done.stderr
+    assert "Traceback" not in done.stderr
