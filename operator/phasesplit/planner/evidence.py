@@ -6,17 +6,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from phasesplit.api.names import Pool
-from phasesplit.planner.capacity import (
-    Demand,
-    Hardware,
-    Prediction,
-    best_split,
-    build_demands,
-    predict_colocated,
-    scale_demands,
-    sustainable_factor,
-    tuned_colocated,
-)
+from phasesplit.planner.capacity import best_split, sustainable_factor, tuned_colocated
+from phasesplit.planner.colocated_serving import predict_colocated
+from phasesplit.planner.demand import Demand, Hardware, Prediction, build_demands, scale_demands
 from phasesplit.planner.links import MAX_AGE_S
 from phasesplit.planner.mode_types import LinkVerdict, ModeInput
 from phasesplit.planner.performance import decode_step_s, prefill_s

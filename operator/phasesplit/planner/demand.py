@@ -1,0 +1,119 @@
+"""What arrives, what it runs on and what is predicted of it: values, and how loads become demands."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from phasesplit.api.routing import LatencyClass
+from phasesplit.planner.facts import LoadFacts, StepProfile
+from phasesplit.planner.queueing import squared_variation
+
+# Squared variation of prompt lengths when only their mean is known.
+_DEFAULT_VARIATION = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One class: what arrives and what it is promised."""
+
+    name: str
+    rate_per_s: float
+    prompt_tokens: float
+    output_tokens: float
+    ttft_s: float
+    tpot_s: float
+    share: float  # of requests that must meet both targets, 0 to 1
+    priority: int = 0
+    cached_tokens: float = 0.0
+    prompt_variation: float = _DEFAULT_VARIATION
+
+    @property
+    def new_tokens(self) -> float:
+        """Prompt tokens to compute."""
+        return max(1.0, self.prompt_tokens - self.cached_tokens)
+
+    @property
+    def decode_steps(self) -> float:
+        """Tokens after the first."""
+        return max(0.0, self.output_tokens - 1)
+
+    @property
+    def context_tokens(self) -> float:
+        """Mean context while decoding."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One kind of worker and the link between two of them."""
+
+    prefill_profile: StepProfile
+    decode_profile: StepProfile
+    kv_bytes_per_token: float = 0.0
+    kv_tokens_per_worker: float = math.inf
+    link_bytes_per_s: float = math.inf  # of one decode worker's link
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPrediction:
+    """What one class would see."""
+
+    name: str
+    ttft_s: float  # mean wait plus mean service
+    tpot_s: float
+    attainment: float  # share meeting both targets
+    ttft_attainment: float
+    tpot_attainment: float
+    second_token_gap_s: float
+    meets: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a plan would do."""
+
+    classes: tuple[ClassPrediction, ...]
+    prefill_utilisation: float
+    decode_utilisation: float  # of KV room or of the largest stable batch, the worse
+    batch: float
+    meets: bool
+    chunk_tokens: int | None = None  # colocated only
+
+    @property
+    def attainment(self) -> float:
+        """The worst class's attainment; 1 without classes."""
+        return min((item.attainment for item in self.classes), default=1.0)
+
+
+def build_demands(loads: Sequence[LoadFacts], classes: Sequence[LatencyClass]) -> tuple[Demand, ...]:
+    """Join measured load with its targets; a class without a load has none, a load without a class is
+    held to the first class's targets, as the router does.
+    """
+    by_name = {item.name: item for item in classes}
+    found = []
+    for load in loads:
+        target = by_name.get(load.class_name, classes[0])
+        if load.arrival_rate_per_s <= 0 or load.mean_prompt_tokens <= 0:
+            continue
+        found.append(
+            Demand(
+                name=target.name,
+                rate_per_s=load.arrival_rate_per_s,
+                prompt_tokens=load.mean_prompt_tokens,
+                output_tokens=max(1.0, load.mean_output_tokens),
+                ttft_s=target.ttft_s,
+                tpot_s=target.tpot_s,
+                share=target.percentile / 100,
+                priority=target.priority,
+                cached_tokens=min(load.mean_cached_tokens, load.mean_prompt_tokens - 1),
+                prompt_variation=squared_variation(
+                    load.mean_prompt_tokens, load.p95_prompt_tokens, _DEFAULT_VARIATION
+                ),
+            )
+        )
+    return tuple(found)
+
+
+def scale_demands(demands: Sequence[Demand], factor: float) -> tuple[Demand, ...]:
+    """The same mix at another rate."""
+    return tuple(replace(demand, rate_per_s=demand.rate_per_s * factor) for demand in demands)
