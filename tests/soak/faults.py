@@ -1,7 +1,10 @@
 """What the soak run breaks, one function per fault. Each acts on the real cluster and returns what it did."""
 
+import os
 import random
+import signal
 from collections.abc import Callable
+from pathlib import Path
 
 from demo.subject import Subject
 from demo.target import OPERATOR_NAMESPACE
@@ -17,9 +20,8 @@ def kill_worker(subject: Subject, chance: random.Random) -> str:
 def kill_process(subject: Subject, chance: random.Random) -> str:
     """End the worker's process inside its pod: the container restarts, the pod and its address stay."""
     pod = chance.choice(subject.pods("worker"))["metadata"]["name"]
-    subject.kubectl(
-        "exec", pod, "-n", subject.namespace, "-c", "worker", "--", "/bin/sh", "-c", "kill -9 1 || kill -9 -1"
-    )
+    for pid in _worker_processes(pod):
+        os.kill(pid, signal.SIGKILL)
     return f"ended the process of {pod}"
 
 
@@ -55,6 +57,20 @@ def change_object(subject: Subject, chance: random.Random) -> str:
     mode = chance.choice(["Split", "Colocated", "Auto"])
     subject.apply(mode=mode)
     return f"mode {mode}"
+
+
+def _worker_processes(pod: str) -> list[int]:
+    """Process ids on this host; the first process of a container cannot be killed from inside it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue  # ended meanwhile
+        if f"POD_NAME={pod}".encode() in environment and b"phasesplit-worker" in command:
+            found.append(int(folder.name))
+    return found
 
 
 def _kill(subject: Subject, pod: str, namespace: str) -> None:
