@@ -1,0 +1,91 @@
+"""`phasesplit-router`: reads flags, starts discovery, serves until SIGTERM, drains, ends with 0."""
+
+import asyncio
+import logging
+import random
+import signal
+import sys
+
+import uvloop
+from aiohttp import web
+
+from phasesplit_router.file_watch import FileWatch
+from phasesplit_router.router import Router
+from phasesplit_router.server import RouterServer
+from phasesplit_router.settings import RouterSettings, SettingsError, parse_settings
+from phasesplit_router.snapshot import Discovery
+
+logger = logging.getLogger("phasesplit_router")
+
+
+def main() -> None:
+    """Entry point."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = parse_settings()
+    except SettingsError as error:
+        sys.stderr.write(f"phasesplit-router: {error}\n")
+        sys.exit(2)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings))
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    router = Router(settings)
+    server = RouterServer(router)
+    # Cancellation of handlers is how a client's disconnect reaches the legs at once.
+    runner = web.AppRunner(server.app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
+    await site.start()
+    logger.info(
+        "serving %s/%s on %s:%d", settings.namespace, settings.object_name, settings.host, settings.port
+    )
+    discovery = await _discovery(settings)
+    background = [
+        asyncio.ensure_future(discovery.run(router.take_snapshot)),
+        asyncio.create_task(router.monitor.run_watchdog()),
+    ]
+    stopping = asyncio.create_task(stop.wait())
+    # Neither discovery nor the watchdog ever ends by itself: if one does, its error ends the process.
+    await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
+    failed = [task for task in background if task.done()]
+    server.is_draining = True
+    await site.stop()
+    await _drain(router, settings.drain_s)
+    for task in background:
+        task.cancel()
+    await runner.cleanup()
+    await router.close()
+    for task in failed:
+        task.result()
+
+
+async def _discovery(settings: RouterSettings) -> Discovery:
+    if settings.routing_file is not None:
+        return FileWatch(settings.routing_file)
+    # Imported here, so that a router without Kubernetes does not pay for the client's memory.
+    from phasesplit_router.kubernetes_watch import KubernetesWatch, new_client  # noqa: PLC0415
+
+    client = await new_client()
+    return KubernetesWatch(
+        client, namespace=settings.namespace, name=settings.object_name, draw=random.Random()
+    )
+
+
+async def _drain(router: Router, drain_s: float) -> None:
+    """Wait for open requests, to a deadline."""
+    end_s = asyncio.get_running_loop().time() + drain_s
+    while router.in_flight and asyncio.get_running_loop().time() < end_s:
+        await asyncio.sleep(0.05)
+    if router.in_flight:
+        logger.warning("%d requests were cut off after %.0f s of draining", router.in_flight, drain_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Where a request goes: a pair, or one worker for both phases. A pure function of what is known.
+
+Least predicted TTFT = queue + prefill of the prompt + exposed transfer; decode load breaks ties.
+On equal or unknown data a split model uses a pair. Knows no clock and no network.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from phasesplit.api.names import Role
+from phasesplit.api.reports import StepProfile
+from phasesplit.api.routing import ServedMode
+from phasesplit_router import predict
+
+LOCAL_GAIN = 0.8  # one worker must be this much faster than the best pair to be preferred
+TIE = 0.05  # predictions closer than this are equal
+TIE_S = 0.01
+
+
+class LocalReason(StrEnum):
+    """Why a request of a split model was served by one worker; label of `local_prefills_total`."""
+
+    SHORT_PROMPT = "short_prompt"
+    SLOW_LINK = "slow_link"
+    NO_PREFILL_WORKER = "no_prefill_worker"
+    NO_DECODE_WORKER = "no_decode_worker"
+    QUARANTINED = "quarantined"
+    REPLAY = "replay"
+
+
+class Phase(StrEnum):
+    """Which queue a request waits in."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One worker as the policy sees it."""
+
+    pod: str
+    node: str
+    role: Role
+    fingerprint: str | None = None
+    profile: StepProfile | None = None
+    prefill_queue_s: float = 0.0  # predicted prefill work ahead
+    num_prefills: int = 0
+    max_prefills: int = 4
+    num_decodes: int = 0
+    max_decodes: int = 64
+    context_tokens: int = 0  # of the sequences being decoded
+    tightest_tpot_s: float = float("inf")  # of the sequences being decoded
+    kv_free_tokens: int | None = None  # None: unknown
+    kv_bytes_per_token: int = 0
+
+    @property
+    def has_prefill_room(self) -> bool:
+        """May another prompt be sent to it now."""
+        return self.num_prefills < self.max_prefills
+
+    def has_decode_room(self, demand: "Demand") -> bool:
+        """May another sequence decode here without breaking TPOT or running out of KV."""
+        if self.num_decodes == 0 and self.num_prefills == 0:
+            return True
+        if self.num_decodes + self.num_prefills >= self.max_decodes:
+            return False
+        if self.kv_free_tokens is not None and demand.kv_tokens > self.kv_free_tokens:
+            return False
+        if not predict.is_measured(self.profile):
+            return True
+        step_s = predict.decode_step_s(
+            self.profile, self.num_decodes + 1, self.context_tokens + demand.prompt_tokens
+        )
+        # A sequence alone on the worker that cannot meet its target gains nothing by waiting.
+        alone_s = predict.decode_step_s(self.profile, 1, demand.prompt_tokens)
+        return step_s <= max(min(self.tightest_tpot_s, demand.tpot_s), alone_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a request needs."""
+
+    request_id: str
+    prompt_tokens: int  # replayed output included
+    output_tokens: int
+    ttft_s: float
+    tpot_s: float
+    is_replay: bool = False
+    fingerprint: str | None = None  # of the worker that made the tokens sent so far
+    avoid: frozenset[str] = frozenset()  # pods that have just failed this request
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of KV the request will hold at its largest."""
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Every worker that may get traffic, and what is known between them."""
+
+    mode: ServedMode
+    workers: tuple[WorkerView, ...]
+    colocated_allowed: bool = True
+    links: Mapping[tuple[str, str], float] = field(default_factory=dict)  # nodes -> bytes/s
+    quarantined: frozenset[tuple[str, str]] = frozenset()
+    transfer_deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request goes. `prefill` is None when `decode` does both phases."""
+
+    prefill: str | None
+    decode: str
+    ttft_s: float
+    local_reason: LocalReason | None = None
+
+    @property
+    def mode(self) -> ServedMode:
+        """How the request is served."""
+        return ServedMode.COLOCATED if self.prefill is None else ServedMode.SPLIT
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Workers exist but none has room: wait in this phase's queue."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """No worker may serve the request at all now."""
+
+
+Decision = Choice | Blocked | Unavailable
+
+
+def choose(demand: Demand, fleet: Fleet) -> Decision:
+    """Decide for one request. The same arguments always give the same answer."""
+    workers = _preferred(demand, fleet.workers)
+    if fleet.mode is ServedMode.COLOCATED:
+        return _single(demand, _by_role(workers, Role.COLOCATED) or workers, None)
+    prefills, decodes = _by_role(workers, Role.PREFILL), _by_role(workers, Role.DECODE)
+    both = _by_role(workers, Role.COLOCATED)
+    if demand.is_replay:
+        return _single(demand, [*decodes, *both] or prefills, LocalReason.REPLAY)
+    pairs = [(p, d) for p in prefills for d in decodes if _agree(p, d)]
+    usable = [(p, d) for p, d in pairs if (p.pod, d.pod) not in fleet.quarantined]
+    if usable:
+        return _split(demand, fleet, usable)
+    if not fleet.colocated_allowed:
+        # A pair that keeps failing still recomputes locally, which is better than no answer.
+        return _split(demand, fleet, pairs) if pairs else Unavailable()
+    if pairs:
+        return _single(demand, decodes, LocalReason.QUARANTINED)
+    reason = LocalReason.NO_DECODE_WORKER if prefills and not decodes else LocalReason.NO_PREFILL_WORKER
+    return _single(demand, [*decodes, *both] or prefills, reason)
+
+
+def _split(demand: Demand, fleet: Fleet, pairs: list[tuple[WorkerView, WorkerView]]) -> Decision:
+    scored = [(_pair_ttft_s(demand, fleet, p, d), p, d) for p, d in pairs]
+    local = _faster_local(demand, fleet, min(score for score, _, _ in scored), [d for _, d in pairs])
+    if local is not None:
+        return local
+    prefill_open = [item for item in scored if item[1].has_prefill_room]
+    if not prefill_open:
+        return Blocked(Phase.PREFILL)
+    open_pairs = [item for item in prefill_open if item[2].has_decode_room(demand)]
+    if not open_pairs:
+        return Blocked(Phase.DECODE)
+    ties = _ties(open_pairs)
+    score, prefill, decode = min(
+        ties,
+        key=lambda item: (
+            item[2].num_decodes,
+            item[2].context_tokens,
+            item[1].num_prefills,
+            _draw(demand.request_id, item[1].pod + item[2].pod),
+        ),
+    )
+    return Choice(prefill.pod, decode.pod, score)
+
+
+def _faster_local(
+    demand: Demand, fleet: Fleet, pair_s: float, decodes: Iterable[WorkerView]
+) -> Choice | None:
+    """The decode worker that beats every pair clearly, if that is known and harms nobody."""
+    if not fleet.colocated_allowed:
+        return None
+    best: Choice | None = None
+    for worker in dict.fromkeys(decodes):
+        if not (predict.is_measured(worker.profile) and worker.has_prefill_room):
+            continue
+        own_s = predict.prefill_s(worker.profile, demand.prompt_tokens)
+        local_s = worker.prefill_queue_s + own_s
+        harmless = worker.num_decodes == 0 or own_s <= 0.5 * min(worker.tightest_tpot_s, demand.tpot_s)
+        if local_s >= LOCAL_GAIN * pair_s or not harmless or not worker.has_decode_room(demand):
+            continue
+        if best is None or local_s < best.ttft_s:
+            slow = pair_s - local_s > own_s
+            best = Choice(
+                None, worker.pod, local_s, LocalReason.SLOW_LINK if slow else LocalReason.SHORT_PROMPT
+            )
+    return best
+
+
+def _pair_ttft_s(demand: Demand, fleet: Fleet, prefill: WorkerView, decode: WorkerView) -> float:
+    own_s = predict.prefill_s(prefill.profile, demand.prompt_tokens)
+    kv_bytes = demand.prompt_tokens * prefill.kv_bytes_per_token
+    exposed_s = predict.exposed_transfer_s(kv_bytes, fleet.links.get((prefill.node, decode.node)), own_s)
+    return prefill.prefill_queue_s + own_s + exposed_s
+
+
+def _single(demand: Demand, workers: list[WorkerView], reason: LocalReason | None) -> Decision:
+    if not workers:
+        return Unavailable()
+    prefill_open = [worker for worker in workers if worker.has_prefill_room]
+    if not prefill_open:
+        return Blocked(Phase.PREFILL)
+    open_workers = [worker for worker in prefill_open if worker.has_decode_room(demand)]
+    if not open_workers:
+        return Blocked(Phase.DECODE)
+    scored = [
+        (w.prefill_queue_s + predict.prefill_s(w.profile, demand.prompt_tokens), w, w) for w in open_workers
+    ]
+    score, worker, _ = min(
+        _ties(scored),
+        key=lambda item: (
+            item[1].num_decodes + item[1].num_prefills,
+            item[1].context_tokens,
+            _draw(demand.request_id, item[1].pod),
+        ),
+    )
+    return Choice(None, worker.pod, score, reason)
+
+
+def _ties(
+    scored: list[tuple[float, WorkerView, WorkerView]],
+) -> list[tuple[float, WorkerView, WorkerView]]:
+    limit = min(score for score, _, _ in scored)
+    limit += max(TIE_S, TIE * limit)
+    return [item for item in scored if item[0] <= limit]
+
+
+def _preferred(demand: Demand, workers: Iterable[WorkerView]) -> list[WorkerView]:
+    """Workers that can continue the request; those that failed it only when nothing else is left."""
+    able = [
+        worker
+        for worker in workers
+        if demand.fingerprint is None or worker.fingerprint in (None, demand.fingerprint)
+    ]
+    return [worker for worker in able if worker.pod not in demand.avoid] or able
+
+
+def _by_role(workers: Iterable[WorkerView], role: Role) -> list[WorkerView]:
+    return [worker for worker in workers if worker.role is role]
+
+
+def _agree(prefill: WorkerView, decode: WorkerView) -> bool:
+    """KV of one can be used by the other, as far as is known."""
+    return None in (prefill.fingerprint, decode.fingerprint) or prefill.fingerprint == decode.fingerprint
+
+
+def _draw(request_id: str, pods: str) -> bytes:
+    """A fair draw between equals that depends on the request alone."""
+    return hashlib.blake2b(pods.encode(), key=request_id.encode()[:64], digest_size=8).digest()

@@ -1,0 +1,273 @@
+"""Requests that wait for a worker: two gates, strict priority between classes, bounded.
+
+The prefill gate is room for another prompt, the decode gate is KV room and TPOT; a request passes
+both at once, so that no KV waits at a prefill worker for a decode worker. Within equal priority
+the earliest TTFT deadline goes first, which is how waiting ages. Runs on the event loop; knows
+workers only through `WorkerBook`.
+"""
+
+import asyncio
+import bisect
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from phasesplit.api.routing import LatencyClass, ServedMode
+from phasesplit_router import predict
+from phasesplit_router.admission import Outlook
+from phasesplit_router.errors import ApiError, unavailable
+from phasesplit_router.policy import Blocked, Choice, Demand, Fleet, Phase, Unavailable, choose
+from phasesplit_router.quarantine import Quarantine
+from phasesplit_router.workers import Worker, WorkerBook
+
+
+@dataclass(eq=False, slots=True)
+class Placement:
+    """Room held for one attempt of one request. Ends with `release`."""
+
+    choice: Choice
+    prefill: Worker | None
+    decode: Worker
+    demand: Demand
+    _wake: Callable[[], None]
+    _in_prefill: bool = True
+    _in_decode: bool = False
+    _released: bool = False
+
+    def __post_init__(self) -> None:
+        self._prefiller.begin_prefill(self.demand.prompt_tokens)
+        self.decode.kv_tokens += self.demand.kv_tokens
+        if self.prefill is not None:
+            self._begin_decode()
+
+    @property
+    def _prefiller(self) -> Worker:
+        return self.prefill or self.decode
+
+    @property
+    def pods(self) -> str:
+        """Value of the pair header."""
+        return self.decode.pod if self.prefill is None else f"{self.prefill.pod},{self.decode.pod}"
+
+    def _begin_decode(self) -> None:
+        self._in_decode = True
+        self.decode.begin_decode(self.demand.prompt_tokens, self.demand.tpot_s)
+
+    def first_token(self) -> None:
+        """The prefill is done: its room is free for the next prompt."""
+        if self._in_prefill:
+            self._in_prefill = False
+            self._prefiller.end_prefill(self.demand.prompt_tokens)
+            if self.prefill is None:
+                self._begin_decode()
+            self._wake()
+
+    def release(self) -> None:
+        """Give everything back. Safe to call twice."""
+        if self._released:
+            return
+        self._released = True
+        if self._in_prefill:
+            self._prefiller.end_prefill(self.demand.prompt_tokens)
+        if self._in_decode:
+            self.decode.end_decode(self.demand.prompt_tokens, self.demand.tpot_s)
+        self.decode.kv_tokens -= self.demand.kv_tokens
+        self._wake()
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """One request in the queues."""
+
+    demand: Demand
+    priority: int
+    deadline_s: float  # arrival + TTFT target
+    order: int
+    future: asyncio.Future[Placement]
+    entered_s: float
+    waits_s: dict[Phase, float] = field(default_factory=lambda: {Phase.PREFILL: 0.0, Phase.DECODE: 0.0})
+    phase: Phase = Phase.PREFILL
+    phase_since_s: float = 0.0
+    unavailable_since_s: float | None = None
+
+    @property
+    def key(self) -> tuple[int, int, float, int]:
+        """Sorts first what goes first: class priority, then replays, then the earliest deadline."""
+        return (-self.priority, 0 if self.demand.is_replay else 1, self.deadline_s, self.order)
+
+    def enter(self, phase: Phase, now_s: float) -> None:
+        """Note which gate it waits at, so that waiting is accounted to the right phase."""
+        self.waits_s[self.phase] += now_s - self.phase_since_s
+        self.phase, self.phase_since_s = phase, now_s
+
+
+class Queues:
+    """Gives room to waiting requests whenever there is some."""
+
+    def __init__(self, book: WorkerBook, quarantine: Quarantine, *, max_queued: int = 1000) -> None:
+        self._book = book
+        self._quarantine = quarantine
+        self.max_queued = max_queued
+        self._waiting: list[Waiting] = []
+        self._order = itertools.count()
+        self._pump_scheduled = False
+        self.decode_seconds = 5.0  # usual time a decode place is held, learned
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def fleet(self, now_s: float) -> Fleet:
+        """What the policy decides on now."""
+        table = self._book.table
+        return Fleet(
+            mode=table.mode if table else ServedMode.COLOCATED,
+            workers=self._book.views(now_s),
+            colocated_allowed=table.colocated_allowed if table else True,
+            links=self._book.links(now_s),
+            quarantined=self._quarantine.active(now_s),
+            transfer_deadline_s=table.transfer_deadline_s if table else None,
+        )
+
+    async def place(
+        self,
+        demand: Demand,
+        latency_class: LatencyClass,
+        *,
+        deadline_s: float,
+        patience_s: float,
+        longest_s: float,
+    ) -> tuple[Placement, dict[Phase, float]]:
+        """Wait for room. Raises `ApiError` 503 after `patience_s` without any worker, or `longest_s`.
+
+        Returns the room and how long each gate was waited at. Cancelling gives everything back.
+        """
+        now_s = time.monotonic()
+        waiting = Waiting(
+            demand=demand,
+            priority=latency_class.priority,
+            deadline_s=deadline_s,
+            order=next(self._order),
+            future=asyncio.get_running_loop().create_future(),
+            entered_s=now_s,
+            phase_since_s=now_s,
+        )
+        bisect.insort(self._waiting, waiting, key=lambda item: item.key)
+        self.pump()
+        try:
+            end_s = now_s + longest_s
+            while not waiting.future.done():
+                await asyncio.wait([waiting.future], timeout=0.25)
+                self._give_up(waiting, time.monotonic(), end_s, patience_s)
+            placement = waiting.future.result()
+        except BaseException:  # cancelled or given up: room that was granted meanwhile goes back
+            if waiting.future.done() and not waiting.future.cancelled() and not waiting.future.exception():
+                waiting.future.result().release()
+            raise
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+        waiting.enter(waiting.phase, time.monotonic())
+        return placement, waiting.waits_s
+
+    def _give_up(self, waiting: Waiting, now_s: float, end_s: float, patience_s: float) -> None:
+        if waiting.future.done():
+            return
+        self.pump()
+        since_s = waiting.unavailable_since_s
+        if waiting.future.done():
+            return
+        if since_s is not None and now_s - since_s >= patience_s:
+            raise self.no_worker()
+        if now_s >= end_s:
+            raise unavailable(
+                f"No room for the {waiting.phase} of this request came free within "
+                f"{now_s - waiting.entered_s:.0f} s; retry later.",
+                reason="timeout",
+            )
+
+    def no_worker(self) -> ApiError:
+        """Why nothing serves."""
+        table = self._book.table
+        if table is None:
+            return unavailable("The router has not read its routing table yet; retry in a few seconds.")
+        known = len(self._book.workers)
+        why = table.reason if table.mode is ServedMode.SPLIT and not table.colocated_allowed else ""
+        detail = f" ({why})" if why else ""
+        return unavailable(
+            f"No worker of {table.name or table.model} can serve in mode {table.mode} now, of {known} "
+            f"known{detail}; retry in a few seconds."
+        )
+
+    def wake(self) -> None:
+        """Something changed: look again soon, once for any number of changes."""
+        if not self._pump_scheduled and self._waiting:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self.pump)
+
+    def pump(self) -> None:
+        """Give room to those whose turn it is. The first that must wait stops those behind it."""
+        self._pump_scheduled = False
+        now_s = time.monotonic()
+        granted: list[Waiting] = []
+        blocked: Phase | None = None
+        fleet: Fleet | None = None
+        for waiting in self._waiting:
+            if waiting.future.done():
+                continue
+            fleet = fleet or self.fleet(now_s)
+            decision = choose(waiting.demand, fleet)
+            if isinstance(decision, Blocked):
+                waiting.unavailable_since_s = None
+                waiting.enter(decision.phase, now_s)
+                blocked = decision.phase
+                break
+            if isinstance(decision, Unavailable):
+                waiting.unavailable_since_s = waiting.unavailable_since_s or now_s
+                continue
+            waiting.unavailable_since_s = None
+            waiting.future.set_result(self._placement(waiting.demand, decision))
+            granted.append(waiting)
+            fleet = None  # there is less room now
+        if blocked is not None:
+            for waiting in self._waiting:
+                if not waiting.future.done() and waiting.phase is not blocked:
+                    waiting.enter(blocked, now_s)
+        for waiting in granted:
+            self._waiting.remove(waiting)
+
+    def _placement(self, demand: Demand, choice: Choice) -> Placement:
+        workers = self._book.workers
+        prefill = None if choice.prefill is None else workers[choice.prefill]
+        return Placement(choice, prefill, workers[choice.decode], demand, self.wake)
+
+    def outlook(self, demand: Demand, priority: int, now_s: float) -> Outlook:
+        """What a request arriving now has to expect, for admission."""
+        fleet = self.fleet(now_s)
+        prefillers = [w for w in fleet.workers if w.role != "decode"] or list(fleet.workers)
+        decoders = [w for w in fleet.workers if w.role != "prefill"] or list(fleet.workers)
+        ahead = [item for item in self._waiting if item.priority >= priority]
+        if not prefillers or not decoders:
+            return Outlook(
+                is_measured=False,
+                prefill_wait_s=0.0,
+                decode_wait_s=0.0,
+                own_prefill_s=0.0,
+                num_queued=len(self._waiting),
+                max_queued=self.max_queued,
+            )
+        queued_s = sum(predict.prefill_s(prefillers[0].profile, item.demand.prompt_tokens) for item in ahead)
+        least_s = min(worker.prefill_queue_s for worker in prefillers)
+        own_s = min(predict.prefill_s(worker.profile, demand.prompt_tokens) for worker in prefillers)
+        decode_wait_s = 0.0
+        if not any(worker.has_decode_room(demand) for worker in decoders):
+            running = sum(worker.num_decodes for worker in decoders)
+            decode_wait_s = self.decode_seconds * (len(ahead) + 1) / max(1, running)
+        return Outlook(
+            is_measured=all(predict.is_measured(worker.profile) for worker in prefillers),
+            prefill_wait_s=least_s + queued_s / len(prefillers),
+            decode_wait_s=decode_wait_s,
+            own_prefill_s=own_s,
+            num_queued=len(self._waiting),
+            max_queued=self.max_queued,
+        )
