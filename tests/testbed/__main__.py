@@ -83,7 +83,8 @@ def _status(options: argparse.Namespace) -> None:
     for node in state["nodes"]:
         ready = "Ready" if node["ready"] else "NotReady"
         print(
-            f"  {node['name']:8} {node['ip']:14} {ready:9} GPUs {node['gpus']}  limit {node['shape'] or 'none'}"
+            f"  {node['name']:8} {node['ip']:14} {ready:9} GPUs {node['gpus']}"
+            f"  limit {node['shape'] or 'none'}"
         )
     for process in state["processes"]:
         if not process["alive"]:

@@ -5,6 +5,7 @@ volumes of the class `local-path`, bound to a claim when its pod is scheduled.
 """
 
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -70,7 +71,7 @@ def wait_for_dns(spec: ClusterSpec, daemons: Daemons) -> None:
     daemons.wait_for(_coredns_is_ready, _START_TIMEOUT_S, "CoreDNS", needs=("coredns",))
     for node in spec.nodes:
         daemons.wait_for(
-            lambda node=node: _resolves(node),
+            partial(_resolves, node),
             _START_TIMEOUT_S,
             f"Services and DNS on {node.name}",
             needs=("coredns", f"{node.name}-kube-proxy"),
@@ -80,7 +81,7 @@ def wait_for_dns(spec: ClusterSpec, daemons: Daemons) -> None:
 def _coredns_is_ready() -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{_READY_PORT}/ready", timeout=2) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except (URLError, TimeoutError, ConnectionError):
         return False
 

@@ -70,7 +70,7 @@ MODULES = (
     Module("containerd", _same("containerd", "containerd-shim-runc-v2", "ctr"), "2 min"),
     Module("coredns", _same("coredns"), "2 min"),
     Module("helm", _same("helm"), "90 s"),
-    Module("fakegpu", _same("fakegpu"), "15 s"),
+    Module("nodeparts", _same("fakegpu", "pause"), "15 s"),
 )
 
 

@@ -115,7 +115,7 @@ def running() -> Testbed:
 
 
 def ensure_up(spec: ClusterSpec | None = None) -> Testbed:
-    """A healthy testbed: the running one, when its shape is `spec` or no shape is asked for, else a new one."""
+    """A healthy testbed: the running one when it has the shape asked for, or none was; else a new one."""
     _require_root()
     with _only_one():
         testbed = current()

@@ -1,4 +1,4 @@
-"""Container images without a registry and without gigabytes: empty folders, filled by bind mounts at run time.
+"""Container images without a registry and without gigabytes: empty folders, filled by bind mounts.
 
 Every container of the testbed gets the host's `/usr` and friends, the Python installation, the virtual
 environment, this checkout's code and the model cache, all read-only. So one image of a few kilobytes stands
@@ -11,10 +11,12 @@ import json
 import os
 import sys
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
 
+from testbed.binaries import binary
 from testbed.paths import models_dir, repository_root
 
 PAUSE_IMAGE = "phasesplit.dev/pause:dev"
@@ -56,11 +58,19 @@ class Entry:
     mode: int = 0o755
 
 
+@dataclass(frozen=True)
+class Image:
+    """An image of one layer, with the container configuration of the OCI image spec."""
+
+    name: str
+    layer: bytes
+    config: Mapping[str, object]
+
+
 def host_mounts() -> list[dict[str, object]]:
     """The read-only bind mounts that fill every container, in the form of the OCI runtime spec."""
     sources = {Path(path): Path(path) for path in _HOST_MOUNTS}
-    for folder in _python_folders():
-        sources[folder] = folder
+    sources |= {folder: folder for folder in _python_folders()}
     sources[Path(_VENV)] = Path(sys.prefix)
     for name in _CODE:
         sources[Path(_HOME) / name] = repository_root() / name
@@ -91,16 +101,19 @@ def _python_folders() -> list[Path]:
 
 def write_archive(archive: Path) -> None:
     """One OCI archive with the pause image and every image of the product."""
-    layer = _layer(_host_entries())
-    configs = {PAUSE_IMAGE: {"Entrypoint": ["/bin/sleep", "infinity"]}}
-    for image in PRODUCT_IMAGES:
-        # The label makes the images differ, so that a node does not show one under another's name.
-        configs[image] = {
-            "Env": [f"{name}={value}" for name, value in _ENVIRONMENT.items()],
+    # A pod's own sandbox gets no bind mounts: its program is in the image.
+    pause = _layer([Entry("pause", binary("pause").read_bytes())])
+    images = [Image(PAUSE_IMAGE, pause, {"Entrypoint": ["/pause"]})]
+    filled = _layer(_host_entries())
+    for name in PRODUCT_IMAGES:
+        config = {
+            "Env": [f"{key}={value}" for key, value in _ENVIRONMENT.items()],
             "Cmd": ["/bin/sh"],
-            "Labels": {"org.opencontainers.image.ref.name": image},
+            # Makes the images differ, so that a node does not show one under another's name.
+            "Labels": {"org.opencontainers.image.ref.name": name},
         }
-    _write_oci(archive, layer, configs)
+        images.append(Image(name, filled, config))
+    _write_oci(archive, images)
 
 
 def _host_entries() -> list[Entry]:
@@ -125,7 +138,10 @@ def _host_entries() -> list[Entry]:
     entries.append(Entry("etc/passwd", _PASSWD.encode(), 0o644))
     entries.append(Entry("etc/nsswitch.conf", b"passwd: files\nhosts: files dns\n", 0o644))
     for script in distribution("phasesplit").entry_points.select(group="console_scripts"):
-        program = f"#!{_VENV}/bin/python\nimport sys\n\nfrom {script.module} import {script.attr}\n\nsys.exit({script.attr}())\n"
+        program = (
+            f"#!{_VENV}/bin/python\n"
+            f"import sys\n\nfrom {script.module} import {script.attr}\n\nsys.exit({script.attr}())\n"
+        )
         entries.append(Entry(f"opt/phasesplit/bin/{script.name}", program.encode()))
     return entries
 
@@ -145,16 +161,16 @@ def _layer(entries: list[Entry]) -> bytes:
     return raw.getvalue()
 
 
-def _write_oci(archive: Path, layer: bytes, configs: dict[str, dict[str, object]]) -> None:
-    blobs = [layer]
+def _write_oci(archive: Path, images: list[Image]) -> None:
+    blobs = []
     manifests = []
-    for image, container in configs.items():
+    for image in images:
         config = _json(
             {
                 "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, "amd64"),
                 "os": "linux",
-                "config": container,
-                "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+                "config": image.config,
+                "rootfs": {"type": "layers", "diff_ids": [_digest(image.layer)]},
             }
         )
         manifest = _json(
@@ -162,14 +178,14 @@ def _write_oci(archive: Path, layer: bytes, configs: dict[str, dict[str, object]
                 "schemaVersion": 2,
                 "mediaType": "application/vnd.oci.image.manifest.v1+json",
                 "config": _descriptor("application/vnd.oci.image.config.v1+json", config),
-                "layers": [_descriptor("application/vnd.oci.image.layer.v1.tar", layer)],
+                "layers": [_descriptor("application/vnd.oci.image.layer.v1.tar", image.layer)],
             }
         )
-        blobs += [config, manifest]
+        blobs += [image.layer, config, manifest]
         manifests.append(
             {
                 **_descriptor("application/vnd.oci.image.manifest.v1+json", manifest),
-                "annotations": {"io.containerd.image.name": image},
+                "annotations": {"io.containerd.image.name": image.name},
             }
         )
     files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"})}

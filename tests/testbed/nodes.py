@@ -5,6 +5,7 @@ Knows the configuration of the three; the address plan comes from the spec, the 
 """
 
 import json
+import os
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -49,9 +50,7 @@ def start_containerd(root: Path, node: NodeSpec, daemons: Daemons) -> None:
     daemons.spawn(
         name,
         *in_netns(node.netns, binary("containerd"), "-c", config),
-        env={
-            "PATH": f"{binary('containerd').parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        },
+        env={"PATH": f"{binary('containerd').parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"},
     )
 
     def answers() -> bool:

@@ -139,7 +139,7 @@ class Daemons:
 
 
 def wait_for(predicate: Callable[[], bool], timeout_s: float, what: str, interval_s: float = 0.1) -> None:
-    """Poll until `predicate` is true; TimeoutError after `timeout_s`. Errors of the predicate are not hidden."""
+    """Poll until `predicate` is true; TimeoutError after `timeout_s`. Its errors are not hidden."""
     deadline_s = time.monotonic() + timeout_s
     while not predicate():
         if time.monotonic() > deadline_s:

@@ -1,4 +1,4 @@
-module phasesplit.dev/testbed/fakegpu
+module phasesplit.dev/testbed/nodeparts
 
 go 1.26.0
 
@@ -15,4 +15,7 @@ require (
 	google.golang.org/protobuf v1.36.12-0.20260120151049-f2248ac996af // indirect
 )
 
-tool phasesplit.dev/testbed/fakegpu
+tool (
+	phasesplit.dev/testbed/nodeparts/fakegpu
+	phasesplit.dev/testbed/nodeparts/pause
+)
