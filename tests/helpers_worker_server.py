@@ -5,7 +5,6 @@ its own, so that the server is tested against real concurrency. Blocks are count
 """
 
 import asyncio
-import codecs
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from phasesplit.api.manifest import KVLayout, KVManifest
 from phasesplit.api.names import Pool, Role
 from phasesplit.api.reports import LinkSample, ModelFacts, ProbeRequest, ProbeResult, StepProfile
 from phasesplit_worker.config import WorkerConfig
+from phasesplit_worker.engine.tokenizer import Detokenizer
 from phasesplit_worker.errors import EngineBusyError, EngineStoppedError, RequestError
 from phasesplit_worker.requests import (
     EngineOutput,
@@ -44,19 +44,6 @@ def config(**changes: object) -> WorkerConfig:
     return WorkerConfig(**(values | changes))  # type: ignore[arg-type]
 
 
-class ByteDecoder:
-    """Incremental UTF-8."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def append(self, token_id: int) -> str:
-        return "" if token_id == EOS else self._decoder.decode(bytes([token_id]))
-
-    def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
-
-
 class ByteTokenizer:
     """One token per byte; 256 ends an answer."""
 
@@ -71,8 +58,11 @@ class ByteTokenizer:
             raise RequestError("messages: the template wants a user's message first")
         return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>")
 
-    def decoder(self) -> ByteDecoder:
-        return ByteDecoder()
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+
+    def decoder(self, stop: Sequence[str], min_tokens: int) -> Detokenizer:
+        return Detokenizer(self, stop, min_tokens=min_tokens)  # type: ignore[arg-type]
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"" if token_id == EOS else bytes([token_id])

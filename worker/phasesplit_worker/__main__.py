@@ -17,7 +17,8 @@ from phasesplit_worker.config import WorkerConfig, parse_args
 from phasesplit_worker.errors import ConfigError
 from phasesplit_worker.server.app import build_app, build_runner
 from phasesplit_worker.server.auth import AdminAuth
-from phasesplit_worker.server.composition import loader
+from phasesplit_worker.server.metrics import WorkerMetrics
+from phasesplit_worker.server.ports import Parts
 from phasesplit_worker.server.worker import Worker
 
 logger = logging.getLogger("phasesplit_worker")
@@ -26,7 +27,15 @@ logger = logging.getLogger("phasesplit_worker")
 async def serve(config: WorkerConfig) -> int:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
     engine_id = uuid.uuid4().hex
-    worker = Worker(config, AdminAuth.from_file(config.admin_token_file), engine_id, loader(engine_id))
+
+    def load(metrics: WorkerMetrics) -> Parts:
+        # Imported here, on the loading thread: torch and transformers take seconds to import, and
+        # the server must answer probes meanwhile.
+        from phasesplit_worker.server.composition import load_parts  # noqa: PLC0415
+
+        return load_parts(config, engine_id, metrics)
+
+    worker = Worker(config, AdminAuth.from_file(config.admin_token_file), engine_id, load)
     runner = build_runner(build_app(worker))
     await runner.setup()
     await web.TCPSite(runner, config.host, config.port).start()

@@ -12,7 +12,6 @@ from phasesplit_worker.server.answers import LogprobEntry, TokenText
 from phasesplit_worker.server.bridge import OutputQueue
 from phasesplit_worker.server.errors import ApiError, internal_error, unavailable
 from phasesplit_worker.server.ports import EngineApi, TokenizerApi
-from phasesplit_worker.server.text import TextStream
 
 CANCELLED = "cancelled"
 
@@ -42,7 +41,8 @@ class Generation:
         self._queue = queue
         self._engine = engine
         self._tokenizer = tokenizer
-        self._text = TextStream(tokenizer.decoder(), request.sampling.stop, request.sampling.min_tokens)
+        self._text = tokenizer.decoder(request.sampling.stop, request.sampling.min_tokens)
+        self._num_chars = 0  # sent so far, by this leg or an earlier one
         self._last_token: int | None = None
         self.num_output_tokens = 0  # replayed and leg 1's tokens included
         self.timings = RequestTimings()
@@ -55,12 +55,18 @@ class Generation:
     def _append(self, token_id: int) -> str:
         self.num_output_tokens += 1
         self._last_token = token_id
-        return self._text.append(token_id).text
+        text = self._text.append(token_id)
+        self._num_chars += len(text)
+        return text
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._text.stop_reason is not None
 
     def _own_end(self) -> str | None:
         """Why the tokens so far are the whole answer, None when they are not."""
         sampling = self._request.sampling
-        if self._text.is_stopped:
+        if self._is_stopped:
             return "stop"
         ends = () if sampling.ignore_eos else self._tokenizer.end_token_ids
         is_end_token = self._last_token in ends or self._last_token in sampling.stop_token_ids
@@ -86,9 +92,9 @@ class Generation:
         token_ids: list[int] = []
         logprobs: list[LogprobEntry] = []
         for index, token_id in enumerate(output.token_ids):
-            if self._text.is_stopped:
+            if self._is_stopped:
                 break  # computed before the engine heard of the stop string
-            offset = self._text.num_emitted_chars
+            offset = self._num_chars
             texts.append(self._append(token_id))
             token_ids.append(token_id)
             if output.logprobs is not None:
@@ -116,9 +122,9 @@ class Generation:
         if self.finish_reason is not None:
             return
         is_prefill = self._request.kind is RequestKind.PREFILL
-        if self._text.is_stopped or (is_prefill and output.token_ids):
+        if self._is_stopped or (is_prefill and output.token_ids):
             self.finish_reason = self._own_end()
-        if self._text.is_stopped or (is_prefill and self.finish_reason is not None):
+        if self._is_stopped or (is_prefill and self.finish_reason is not None):
             # Also frees KV that leg 1 would hold for a leg 2 that will not come.
             self._engine.abort(self._request.request_id, "stop")
         if self.finish_reason is None and output.finish_reason is not None:

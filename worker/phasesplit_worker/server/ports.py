@@ -12,9 +12,8 @@ from phasesplit.api.legs import KVTransferParams
 from phasesplit.api.manifest import KVManifest
 from phasesplit.api.names import Role
 from phasesplit.api.reports import LinkSample, ModelFacts, ProbeRequest, ProbeResult, StepProfile
-from phasesplit_worker.config import WorkerConfig
-from phasesplit_worker.requests import EngineRequest, EngineStats, OnOutput, Reservation, StepRecord
-from phasesplit_worker.server.text import TextDecoder
+from phasesplit_worker.requests import EngineRequest, EngineStats, OnOutput, Reservation
+from phasesplit_worker.server.metrics import WorkerMetrics
 
 
 class EngineApi(Protocol):
@@ -64,6 +63,21 @@ class EngineApi(Protocol):
     def is_idle(self) -> bool: ...
 
 
+class TextDecoder(Protocol):
+    """Tokens to text, piece by piece, up to a stop string.
+
+    What has come out after n tokens depends on these n tokens alone. That is why a leg that starts
+    in the middle (leg 2, replay) can feed the earlier tokens, throw their text away, and go on
+    exactly where the earlier leg stopped, held-back text included.
+    """
+
+    stop_reason: str | None
+
+    def append(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
 class TokenizerApi(Protocol):
     """Text to tokens and back."""
 
@@ -73,7 +87,7 @@ class TokenizerApi(Protocol):
         """Render the chat template and tokenise it; raises RequestError when the template refuses."""
         ...
 
-    def decoder(self) -> TextDecoder: ...
+    def decoder(self, stop: Sequence[str], min_tokens: int) -> TextDecoder: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
@@ -148,5 +162,4 @@ class Parts:
     transfer: TransferApi
 
 
-OnStep = Callable[[StepRecord], None]
-LoadParts = Callable[[WorkerConfig, OnStep], Parts]  # blocking; raises ModelLoadError
+LoadParts = Callable[[WorkerMetrics], Parts]  # blocking; raises ModelLoadError or ConfigError

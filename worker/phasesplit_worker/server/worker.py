@@ -133,7 +133,7 @@ class Worker:
         def run() -> None:
             outcome: tuple[Parts | None, BaseException | None]
             try:
-                outcome = (self._load(self.config, self.metrics.observe_step), None)
+                outcome = (self._load(self.metrics), None)
             except BaseException as error:  # handed over to the event loop, which decides
                 outcome = (None, error)
             try:
