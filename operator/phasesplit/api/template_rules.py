@@ -56,10 +56,11 @@ def find_template_problems(field: str, template: Manifest) -> Iterator[Finding]:
 
 
 def _find_label_problems(field: str, metadata: Manifest) -> Iterator[Finding]:
-    for key in metadata.get("labels") or {}:
-        if key in OWNED_LABELS or key.startswith(f"{names.GROUP}/"):
-            value = _show(metadata["labels"][key])
-            yield f"{field}.metadata.labels[{key}]", value, "but the operator finds its pods by it; remove it"
+    for kind in ("labels", "annotations"):
+        for key, value in (metadata.get(kind) or {}).items():
+            if key in OWNED_LABELS or key.startswith(f"{names.GROUP}/"):
+                remedy = "but the operator knows its pods by it; remove it"
+                yield f"{field}.metadata.{kind}[{key}]", _show(value), remedy
 
 
 def _find_container_problems(field: str, pod: Manifest) -> Iterator[Finding]:

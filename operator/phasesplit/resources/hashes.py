@@ -1,13 +1,16 @@
 """Hashes that decide what restarts a pod and what changes a template.
 
 They are computed from the user's spec, never from builder output: an operator upgrade that builds
-pods differently must not look like a change by the user.
+pods differently must not look like a change by the user. Values equal to their default are left out,
+so that a field that a newer operator adds does not look like a change either.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
+
+from pydantic import BaseModel
 
 from phasesplit.api import names
 from phasesplit.api.names import Pool
@@ -38,11 +41,11 @@ def pool_spec_hash(context: BuildContext, pool: Pool) -> str:
     return hash_value(
         {
             "restart": _restart_parts(context, pool),
-            "slo": _dump(spec, "slo"),
-            "colocated": _dump(spec, "colocated"),
-            "placement": _dump(spec, "placement"),
+            "slo": _dump(spec, include={"slo"}),
+            "colocated": _dump(spec, include={"colocated"}),
+            "placement": _dump(spec, include={"placement"}),
             "drain_seconds": spec.rollout.drain_seconds,
-            "pull_secrets": _dump(spec.engine, "image_pull_secrets"),
+            "pull_secrets": _dump(spec.engine, include={"image_pull_secrets"}),
         }
     )
 
@@ -52,26 +55,26 @@ def router_spec_hash(context: BuildContext) -> str:
     router = context.spec.router
     return hash_value(
         {
-            "api_keys": _dump(router, "api_keys_secret_ref"),
+            "api_keys": _dump(router, include={"api_keys_secret_ref"}),
             "resources": router.resources,
             "drain_seconds": context.spec.rollout.drain_seconds,
-            "pull_secrets": _dump(context.spec.engine, "image_pull_secrets"),
+            "pull_secrets": _dump(context.spec.engine, include={"image_pull_secrets"}),
         }
     )
 
 
 def _restart_parts(context: BuildContext, pool: Pool) -> Mapping[str, Any]:
     spec = context.spec
-    pool_parts = spec.pool(pool).model_dump(mode="json", by_alias=True, exclude={"replicas"})
-    engine_parts = spec.engine.model_dump(mode="json", by_alias=True, exclude={"image_pull_secrets"})
     return {
-        "model": spec.model.model_dump(mode="json", by_alias=True),
+        "model": _dump(spec.model, exclude={"name"}),
         "model_name": context.model_name,
-        "engine": engine_parts,
-        "pool": pool_parts,
+        "engine": _dump(spec.engine, exclude={"image_pull_secrets"}),
+        "pool": _dump(spec.pool(pool), exclude={"replicas"}),
         "transfer_deadline": spec.transfer.deadline_milliseconds,
     }
 
 
-def _dump(model: Any, field: str) -> Any:
-    return model.model_dump(mode="json", by_alias=True, include={field})
+def _dump(model: BaseModel, include: set[str] | None = None, exclude: set[str] | None = None) -> Any:
+    return model.model_dump(
+        mode="json", by_alias=True, exclude_defaults=True, include=include, exclude=exclude
+    )
