@@ -91,20 +91,28 @@ def _map_difference(
         path = f"{at}.{key}" if at else key
         have = live.get(key)
         if _is_empty(value):
-            if key in owned and not _is_empty(have):
-                return Difference(path, Why.UNWANTED)
-            continue
-        if key not in live:
+            found = _leftover(have, owned[key], path) if key in owned else None
+        elif key not in live:
             return Difference(path, Why.ABSENT)
-        if key not in owned:
+        elif key not in owned:
             return Difference(path, Why.NOT_OURS, _both(value, have))
-        found = _value_difference(value, have, owned[key], path)
+        else:
+            found = _value_difference(value, have, owned[key], path)
         if found:
             return found
     for key in owned:
         if key not in wanted and not _is_empty(live.get(key)):
             return Difference(f"{at}.{key}" if at else key, Why.UNWANTED)
     return None
+
+
+def _leftover(live: Any, fields: Fields, at: str) -> Difference | None:
+    """What we still own of a value that is wanted empty."""
+    if _is_empty(live):
+        return None
+    if isinstance(live, Mapping) and _holds(fields, "f:"):
+        return _map_difference({}, live, fields, at)
+    return Difference(at, Why.UNWANTED)
 
 
 def _value_difference(wanted: Any, live: Any, fields: Fields, at: str) -> Difference | None:

@@ -64,7 +64,8 @@ CUSTOM_RESOURCE_DEFINITION = Kind(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
 )
 
-# What belongs to one object: labelled with its name and owned by it.
+# What belongs to one object: labelled with its name and owned by it. Secrets are not watched, because
+# that would need the right to read all of them: the one of each object is read by name.
 CHILD_KINDS: tuple[Kind, ...] = (
     STATEFUL_SET,
     DEPLOYMENT,
@@ -72,7 +73,6 @@ CHILD_KINDS: tuple[Kind, ...] = (
     SERVICE,
     SERVICE_ACCOUNT,
     CONFIG_MAP,
-    SECRET,
     ROLE_BINDING,
     POD_DISRUPTION_BUDGET,
     NETWORK_POLICY,
@@ -80,7 +80,7 @@ CHILD_KINDS: tuple[Kind, ...] = (
 
 _BY_GVK = {
     (kind.api_version, kind.kind): kind
-    for kind in (*CHILD_KINDS, MODEL, POD, NODE, EVENT, LEASE, RUNTIME_CLASS, PERSISTENT_VOLUME_CLAIM)
+    for kind in (*CHILD_KINDS, SECRET, MODEL, POD, NODE, EVENT, LEASE, RUNTIME_CLASS, PERSISTENT_VOLUME_CLAIM)
 }
 
 

@@ -71,6 +71,14 @@ class LeaseKeeper:
                 await on_lost()
                 return
 
+    async def seize(self) -> None:
+        """Take the Lease whoever holds it. The holder notices with its next renewal and stops writing."""
+        body = {"apiVersion": LEASE.api_version, "kind": LEASE.kind}
+        metadata = {"name": self._settings.name, "namespace": self._settings.namespace}
+        await self._cluster.apply(
+            {**body, "metadata": metadata, "spec": self._spec(None)}, self._settings.identity
+        )
+
     async def release(self) -> None:
         """Give the Lease back, so that a successor need not wait for it to expire."""
         if not self.is_held():
@@ -111,6 +119,10 @@ class LeaseKeeper:
         spec = lease.get("spec", {})
         self._observe(spec)
         holder = spec.get("holderIdentity")
+        if self._renewed_at_s is not None and holder != settings.identity:
+            # Somebody took it on purpose (the chart's pre-delete hook does): stop writing at once.
+            self._renewed_at_s = None
+            return False
         expired = self._monotonic() - self._seen_at_s >= spec.get("leaseDurationSeconds", settings.duration_s)
         if holder and holder != settings.identity and not expired:
             return False

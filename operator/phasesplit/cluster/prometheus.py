@@ -1,6 +1,6 @@
 """Prometheus, read for all objects at once: one query per metric, grouped by namespace and object.
 
-Returns raw facts: values with the age of their newest sample, or why there are none. Judging them is
+Returns raw facts: values, or why there are none. Judging them is
 the planner's part. prometheus-api-client is synchronous, so it runs in a thread with a timeout.
 """
 
@@ -33,14 +33,10 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Query:
-    """One metric for all objects. `expression` groups by `namespace` and `model` at least.
-
-    `series` is a selector of the raw series behind it, for the age of the newest sample.
-    """
+    """One metric for all objects. `expression` groups by `namespace` and `model` at least."""
 
     id: str
     expression: str
-    series: str
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,6 @@ class Value:
 
     query: str
     value: float
-    age_s: float | None
     labels: dict[str, str] = field(default_factory=dict)
 
 
@@ -98,27 +93,17 @@ class PrometheusReader:
             client = self._connection()
             values: dict[tuple[str, str], list[Value]] = {}
             for query in queries:
-                ages = self._ages(client, query)
                 for result in client.custom_query(query.expression):
                     labels = dict(result["metric"])
                     owner = (labels.pop("namespace", ""), labels.pop("model", ""))
                     number = float(result["value"][1])
-                    values.setdefault(owner, []).append(Value(query.id, number, ages.get(owner), labels))
+                    values.setdefault(owner, []).append(Value(query.id, number, labels))
             return Answer(values, self._scrape_interval_s(client))
         except (requests.RequestException, PrometheusApiClientException, OSError) as error:
             return Answer(error=classify(error), error_detail=_detail(error, self._endpoint.address))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             detail = f"{self._endpoint.address} sent an answer that is not Prometheus': {error}"
             return Answer(error=QueryError.BAD_ANSWER, error_detail=detail)
-
-    def _ages(self, client: PrometheusConnect, query: Query) -> dict[tuple[str, str], float]:
-        """Age of the newest sample per object: an instant query stamps the time of evaluation."""
-        expression = f"min by (namespace, model) (time() - timestamp({query.series}))"
-        ages = {}
-        for result in client.custom_query(expression):
-            labels = result["metric"]
-            ages[labels.get("namespace", ""), labels.get("model", "")] = float(result["value"][1])
-        return ages
 
     def _scrape_interval_s(self, client: PrometheusConnect) -> float:
         now_s = self._monotonic()
