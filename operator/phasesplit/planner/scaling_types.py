@@ -31,10 +31,10 @@ class PoolBounds:
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """What was needed at one time."""
+    """What one tick found."""
 
     at_s: float
-    needed: Mapping[Pool, int]
+    keep: Mapping[Pool, int]  # what the survivors of a shrink would have to be
     rate_per_s: float = 0.0
 
 
@@ -62,10 +62,13 @@ class ScalingInput:
     policy: ScalingPolicy = ScalingPolicy.MANAGED
     role_switching: RoleSwitching = RoleSwitching.ENABLED
     max_gpus: int | None = None
+    placeable_total: int | None = None  # most workers of both pools together; None: unknown
+    keep_both_pools: bool = True  # False: nobody wants a split, prefill may go to its min of 0
     profiles: Mapping[Pool, StepProfile] = field(default_factory=dict)  # measured or guessed
     chunk_tokens: int | None = None  # colocated budget set by the user
     kv_tokens_per_worker: int | None = None
-    transfer_s: float = 0.0  # exposed transfer per request
+    kv_bytes_per_token: float = 0.0
+    link_bytes_per_s: float | None = None
     down_stabilization_s: float = 300.0
     worker_start_s: float = 60.0
     memory: ScalingMemory = field(default_factory=ScalingMemory)
