@@ -101,12 +101,14 @@ class Condition(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
-    type: ConditionType
-    status: ConditionStatus
-    reason: Reason
-    message: Annotated[str, Field(max_length=2048)] = ""
-    observed_generation: int = 0
-    last_transition_time: str = ""  # RFC 3339, seconds
+    type: Annotated[ConditionType, Field(description="What is said to hold.")]
+    status: Annotated[ConditionStatus, Field(description="True, False, or Unknown when we do not know.")]
+    reason: Annotated[Reason, Field(description="Why, from a closed list.")]
+    message: Annotated[str, Field(max_length=2048, description="Why, in one sentence with the numbers.")] = ""
+    observed_generation: Annotated[int, Field(description="Generation of the spec that this is about.")] = 0
+    last_transition_time: Annotated[
+        str, Field(max_length=40, description="When the status last flipped, RFC 3339.")
+    ] = ""
 
 
 def merge_conditions(old: Iterable[Condition], new: Iterable[Condition], now: str) -> tuple[Condition, ...]:

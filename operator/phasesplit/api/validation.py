@@ -186,6 +186,13 @@ def _check_classes(_: str, spec: DisaggregatedModelSpec) -> Iterator[_Finding]:
         seen.add(target.name)
 
 
+def _check_transports(_: str, spec: DisaggregatedModelSpec) -> Iterator[_Finding]:
+    transports = list(spec.transfer.transports)
+    for transport in dict.fromkeys(transports):
+        if transports.count(transport) > 1:
+            yield "spec.transfer.transports", ", ".join(transports), f"with {transport} twice; name each once"
+
+
 def _check_templates(_: str, spec: DisaggregatedModelSpec) -> Iterator[_Finding]:
     for pool in Pool:
         yield from find_template_problems(f"spec.{pool}.template", spec.pool(pool).template)
@@ -199,6 +206,7 @@ _CHECKS: tuple[_Check, ...] = (
     _check_resources,
     _check_arguments,
     _check_classes,
+    _check_transports,
     _check_templates,
 )
 
