@@ -64,10 +64,17 @@ class EngineOutput:
     # Output tokens that come before `token_ids` and must be fed to the detokeniser but not
     # emitted: the first token of leg 2. Replayed tokens of the request are not repeated here.
     skipped_token_ids: tuple[int, ...] = ()
-    finish_reason: str | None = None  # stop, length, abort, error, or the reason given to abort
+    # stop, length, abort, error, or the reason given to abort. A leg 1 that handed over ends with
+    # None: its last output is the one with timings.
+    finish_reason: str | None = None
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per token of `token_ids`
-    timings: RequestTimings | None = None  # when finished
+    timings: RequestTimings | None = None  # in the last output of the leg
+
+    @property
+    def is_last(self) -> bool:
+        """Nothing more comes for this leg."""
+        return self.timings is not None
 
 
 OnOutput = Callable[[EngineOutput], None]

@@ -7,12 +7,24 @@
 Owns the thread and the command queue. Does not know HTTP, text or the network.
 """
 
+import logging
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+
+import torch
 
 from phasesplit.api.names import Role
 from phasesplit.api.reports import ModelFacts, StepProfile
 from phasesplit_worker.config import WorkerConfig
+from phasesplit_worker.engine.calibration import calibrate
+from phasesplit_worker.engine.core import EngineCore
+from phasesplit_worker.engine.pace import read_pace, remaining_s
+from phasesplit_worker.engine.profiler import StepProfiler, record_of
+from phasesplit_worker.engine.validation import check_request
+from phasesplit_worker.errors import EngineBusyError, EngineStoppedError, IntegrityError
 from phasesplit_worker.model.kv_cache import KVCache
 from phasesplit_worker.model.loader import LoadedModel
 from phasesplit_worker.requests import (
@@ -23,6 +35,20 @@ from phasesplit_worker.requests import (
     StepRecord,
     TransferHooks,
 )
+from phasesplit_worker.scheduling.block_manager import BlockManager
+from phasesplit_worker.scheduling.scheduler import Scheduler, StepLimits, StepPlan
+from phasesplit_worker.token_hash import salt_of
+
+logger = logging.getLogger(__name__)
+
+# Requests that wait, run or are held at once; beyond it `submit` refuses.
+MAX_OPEN_REQUESTS = 2048
+# A first idea of a step until real ones have been measured; marked as guessed.
+GUESS = StepProfile(base_s=0.005, per_prefill_token_s=0.002, per_decode_sequence_s=0.005, guessed=True)
+_IDLE_WAIT_S = 0.5
+_BLOCKED_WAIT_S = 0.02
+_MAX_FAILED_STEPS = 3
+_MIN_LONGEST_STEP_S = 1.0
 
 
 class Engine:
@@ -35,105 +61,270 @@ class Engine:
         *,
         hooks: TransferHooks | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        raise NotImplementedError
+        self._config = config
+        self._loaded = loaded
+        self._on_step = on_step
+        self._clock = clock
+        self._pace = read_pace(config.pace_file) if config.pace_file is not None else None
+        self._profiler = StepProfiler(GUESS)
+        facts = loaded.facts
+        blocks = BlockManager(loaded.kv_cache.num_blocks, config.block_size, salt_of(facts.fingerprint))
+        limits = StepLimits.for_role(
+            config.role, config.max_num_seqs, config.max_batched_tokens, config.tpot_target_s
+        )
+        scheduler = Scheduler(blocks, limits, self.profile())
+        self._core = EngineCore(loaded, scheduler, clock, quarantine_s=config.kv_ttl_s)
+        self._core.hooks = hooks
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._num_pending = 0  # submitted and not yet taken over by the engine thread
+        self._is_draining = False
+        self._is_stopping = False
+        self._failure: str | None = None
+        self._heartbeat_s = clock()
+        self._longest_step_s = 0.0
+        self._failed_steps = 0
+        self._stats = self._core.stats()
 
     @property
     def facts(self) -> ModelFacts:
         """What the loaded model is."""
-        raise NotImplementedError
+        return self._loaded.facts
 
     @property
     def kv_cache(self) -> KVCache:
         """The paged KV cache; transfer reads and writes its blocks."""
-        raise NotImplementedError
+        return self._loaded.kv_cache
 
     @property
     def heartbeat_s(self) -> float:
         """Monotonic time of the engine loop's last sign of life."""
-        raise NotImplementedError
+        return self._heartbeat_s
 
     @property
     def longest_step_s(self) -> float:
-        """Longest step that the loop may take; liveness allows five times as much."""
-        raise NotImplementedError
+        """Longest step to expect; liveness allows five times as much. At least a second."""
+        limit_s = self._core.scheduler.limits.max_step_s or 0.0
+        return max(limit_s, self._longest_step_s, _MIN_LONGEST_STEP_S)
 
     @property
     def failure(self) -> str | None:
         """Why the engine thread died, None while it is well."""
-        raise NotImplementedError
+        return self._failure
 
     @property
     def is_paced(self) -> bool:
         """Whether steps are stretched to a declared profile."""
-        raise NotImplementedError
+        return self._pace is not None
 
     def set_hooks(self, hooks: TransferHooks) -> None:
         """Set the transfer side, before `start`."""
-        raise NotImplementedError
+        self._core.hooks = hooks
 
     def start(self) -> None:
-        """Start the engine thread."""
-        raise NotImplementedError
+        """Start the engine thread. It measures some steps first; requests wait meanwhile."""
+        self._thread.start()
 
     def submit(self, request: EngineRequest, on_output: OnOutput) -> None:
         """Queue a LOCAL or PREFILL request.
 
         Raises RequestError, EngineBusyError or EngineStoppedError; afterwards exactly one output
-        with a finish_reason follows.
+        with timings follows, the last one.
         """
-        raise NotImplementedError
+        self._admit(request, on_output, None)
 
     def reserve(self, request: EngineRequest, on_output: OnOutput) -> Future[Reservation]:
-        """Reserve blocks for a DECODE request; resolves when they are there.
+        """Reserve blocks for a DECODE request; resolves when they are there. Raises as `submit`.
 
-        Waits in the queue while KV is short: `abort(request_id)` gives up. After it has resolved
-        the caller must end with `start_remote`, `recompute`, or `abort`.
+        Waits in the queue while KV is short: cancelling the future or `abort(request_id)` gives up.
+        After it has resolved the caller must end with `start_remote`, `recompute` or
+        `release_held`; `abort` alone leaves the blocks reserved until one of these is called, because
+        a transfer may still be writing into them (at most for `kv_ttl_s`).
         """
-        raise NotImplementedError
+        reservation: Future[Reservation] = Future()
+        self._admit(request, on_output, reservation)
+        return reservation
 
     def start_remote(self, request_id: str, first_token: int, num_computed_tokens: int) -> None:
         """All reserved blocks are filled and verified: decode from the first token on."""
-        raise NotImplementedError
+        self._post(lambda: self._core.start_remote(request_id, first_token, num_computed_tokens))
 
     def recompute(self, request_id: str, reason: str, first_token: int | None = None) -> None:
         """The pull failed: prefill locally instead. Still emits from the second token on."""
-        raise NotImplementedError
+        self._post(lambda: self._core.recompute(request_id, reason, first_token))
 
     def release_held(self, request_id: str) -> None:
-        """Free the held KV of a finished prefill, or the reservation of a leg 2."""
-        raise NotImplementedError
+        """Free the held KV of a finished prefill, or the reservation of a leg 2 (which ends it)."""
+        self._post(lambda: self._core.release_held(request_id))
 
     def abort(self, request_id: str, reason: str = "abort") -> None:
         """End a request in any state; its blocks are free at the next step boundary.
 
         `reason` becomes the finish_reason (a server that found a stop string passes "stop").
-        Unknown ids are ignored.
+        Unknown ids are ignored. Reserved blocks: see `reserve`.
         """
-        raise NotImplementedError
+        self._post(lambda: self._core.abort(request_id, reason))
 
     def stats(self) -> EngineStats:
         """Load as of the last step boundary."""
-        raise NotImplementedError
+        return self._stats
 
     def profile(self) -> StepProfile:
         """The declared profile when paced, else the fitted one."""
-        raise NotImplementedError
+        return self._pace if self._pace is not None else self._profiler.profile
 
     def set_role(
         self, role: Role, max_batched_tokens: int | None = None, tpot_s: float | None = None
     ) -> None:
-        """Change the scheduler's profile from the next step on."""
-        raise NotImplementedError
+        """Change the scheduler's profile from the next step on. None: as the flags say."""
+        limits = StepLimits.for_role(
+            role,
+            self._config.max_num_seqs,
+            max_batched_tokens or self._config.max_batched_tokens,
+            tpot_s or self._config.tpot_target_s,
+        )
+
+        def change() -> None:
+            self._core.scheduler.limits = limits
+
+        self._post(change)
 
     def drain(self) -> None:
         """Take nothing new; what runs goes on."""
-        raise NotImplementedError
+        self._is_draining = True
 
     def stop(self, timeout_s: float) -> bool:
         """Abort what is left and end the thread. False if it did not end in time."""
-        raise NotImplementedError
+        self._is_draining = True
+        self._is_stopping = True
+        with self._wake:
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def is_idle(self) -> bool:
         """Nothing waits, runs or is held."""
-        raise NotImplementedError
+        return self._num_pending == 0 and self._core.num_entries == 0 and not self._commands
+
+    # -- callers' threads ------------------------------------------------------------------------
+
+    def _admit(
+        self, request: EngineRequest, on_output: OnOutput, reservation: Future[Reservation] | None
+    ) -> None:
+        check_request(request, self.facts.max_model_length, self._loaded.vocabulary_size)
+        if self._failure is not None:
+            raise EngineStoppedError(f"the engine has failed: {self._failure}")
+        if self._is_draining:
+            raise EngineStoppedError("this worker is draining and takes no new requests")
+        arrival_s = self._clock()
+
+        def add() -> None:
+            with self._wake:
+                self._num_pending -= 1
+            self._core.add(request, on_output, arrival_s, reservation)
+
+        with self._wake:
+            if self._num_pending + self._core.num_entries >= MAX_OPEN_REQUESTS:
+                raise EngineBusyError(f"{MAX_OPEN_REQUESTS} requests are open already; try again later")
+            self._num_pending += 1
+            self._commands.append(add)
+            self._wake.notify()
+
+    def _post(self, command: Callable[[], None]) -> None:
+        """Bounded by the number of open requests: every command belongs to one."""
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    # -- the engine thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        try:
+            if self._pace is None:
+                calibrate(self._core, self._profiler, self._loaded.vocabulary_size, self._clock, self._beat)
+                self._core.scheduler.profile = self.profile()
+            while not self._is_stopping:
+                self._turn()
+        except Exception as error:  # whatever it was, callers must be told instead of waiting for ever
+            logger.exception("the engine thread ends")
+            self._failure = f"{type(error).__name__}: {error}"
+        self._run_commands()
+        self._core.abort_all("error" if self._failure else "abort")
+        self._stats = self._core.stats()
+
+    def _beat(self) -> None:
+        self._heartbeat_s = self._clock()
+
+    def _turn(self) -> None:
+        """One round of the loop: commands, then a step or a wait."""
+        self._beat()
+        self._run_commands()
+        self._core.free_expired()
+        worked = self._core.scheduler.has_work() and self._step()
+        self._stats = self._core.stats()
+        if worked:
+            return
+        if self._core.num_entries == 0:
+            self._check_idle()
+        with self._wake:
+            if not self._commands and not self._is_stopping:
+                has_work = self._core.scheduler.has_work()
+                self._wake.wait(_BLOCKED_WAIT_S if has_work else _IDLE_WAIT_S)
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+
+    def _step(self) -> bool:
+        started_s = self._clock()
+        try:
+            plan = self._core.step()
+        except (RuntimeError, MemoryError) as error:  # torch's own: out of memory, a bad kernel
+            self._note_failed_step(error)
+            return True
+        if plan is None:
+            return False
+        self._failed_steps = 0
+        if self._pace is not None:
+            self._sleep_until(self._pace, started_s, plan)
+        self._record(plan, self._clock() - started_s)
+        return True
+
+    def _note_failed_step(self, error: BaseException) -> None:
+        logger.exception("a step failed")
+        self._failed_steps += 1
+        self._core.fail_running(f"a step of the engine failed: {type(error).__name__}")
+        if self._failed_steps >= _MAX_FAILED_STEPS:
+            raise error
+
+    def _sleep_until(self, pace: StepProfile, started_s: float, plan: StepPlan) -> None:
+        """Stay in the step for its declared time, with a heartbeat every half second."""
+        while not self._is_stopping:
+            rest_s = remaining_s(pace, plan.load, self._clock() - started_s)
+            if rest_s <= 0:
+                return
+            time.sleep(min(rest_s, 0.5))
+            self._beat()
+
+    def _record(self, plan: StepPlan, seconds: float) -> None:
+        record = record_of(plan.load, seconds)
+        self._longest_step_s = max(seconds, self._longest_step_s * 0.999)
+        if self._pace is None:
+            self._profiler.add(record)
+            if self._profiler.refit_if_due(self._clock()):
+                self._core.scheduler.profile = self._profiler.profile
+        if self._on_step is not None:
+            self._on_step(record)
+
+    def _check_idle(self) -> None:
+        """With nothing open every block must be free: a leak shows here and not weeks later."""
+        try:
+            self._core.check_integrity()
+        except IntegrityError:
+            logger.exception("KV blocks leaked")
+            raise

@@ -45,7 +45,7 @@ class PagedAttention:
         if batch.num_single:
             singles = query[: batch.num_single]
             if self._paged_decode is not None:
-                self._attend_native(batch, layer, singles, out)
+                self._attend_native(self._paged_decode, batch, layer, query=singles, out=out)
             else:
                 out[: batch.num_single] = self._attend_padded(batch, layer, singles)
         for chunk in batch.chunks:
@@ -53,15 +53,22 @@ class PagedAttention:
             out[rows] = self._attend_chunk(chunk, layer, query[rows], key[rows], value[rows])
         return out
 
-    def _attend_native(self, batch: StepBatch, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
+    def _attend_native(
+        self,
+        paged_decode: Callable[..., None],
+        batch: StepBatch,
+        layer: int,
+        *,
+        query: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
         layout, data = self._kv_cache.layout, self._kv_cache.data
         if query.stride(2) != 1 or query.stride(1) != layout.head_dim:
             query = query.contiguous()
         needed = self._num_heads * batch.max_single_context
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(2 * needed)
-        assert self._paged_decode is not None
-        self._paged_decode(
+        paged_decode(
             query.data_ptr(),
             query.stride(0),
             data.data_ptr(),

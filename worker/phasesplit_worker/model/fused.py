@@ -73,7 +73,7 @@ class FusedModel:
         sin = self._sin[batch.positions][:, None, :]
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            mixed = self._attend(batch, index, layer, hidden, cos, sin)
+            mixed = self._attend(batch, index, hidden, cos, sin)
             if index == last:  # only rows that need logits go on from here
                 mixed, hidden = mixed[batch.logits_index], hidden[batch.logits_index]
                 if not hidden.shape[0]:
@@ -87,11 +87,11 @@ class FusedModel:
         self,
         batch: StepBatch,
         index: int,
-        layer: _Layer,
         hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> torch.Tensor:
+        layer = self._layers[index]
         rows, heads, kv_heads = hidden.shape[0], self._num_heads, self._num_kv_heads
         qkv = layer.qkv(self._normalise(hidden, layer.input_norm)).view(rows, -1, self._head_dim)
         rotated = _rotate(qkv[:, : heads + kv_heads], cos, sin)

@@ -65,7 +65,14 @@ def load_model(config: WorkerConfig, *, reference: bool = False) -> LoadedModel:
     _check_fits(directory, weights_bytes, device)
     layout = _kv_layout(model_config, config.block_size, dtype)
     try:
-        build = _load_weights(directory, model_config, weight_files, TORCH_DTYPES[dtype], device, reference)
+        build = _load_weights(
+            directory,
+            model_config,
+            weight_files,
+            dtype=TORCH_DTYPES[dtype],
+            device=device,
+            reference=reference,
+        )
         max_model_length = _max_model_length(config, model_config)
         num_blocks = _num_blocks(config, layout, device, max_model_length)
         kv_cache = KVCache(layout, num_blocks, device)
@@ -205,6 +212,7 @@ def _load_weights(
     directory: Path,
     model_config: Any,
     weight_files: list[Path],
+    *,
     dtype: torch.dtype,
     device: torch.device,
     reference: bool,

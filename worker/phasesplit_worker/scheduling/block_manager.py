@@ -73,7 +73,7 @@ class BlockManager:
             if self._ref_counts[block_id] == 0:
                 del self._evictable[block_id]
             self._ref_counts[block_id] += 1
-        sequence.block_table = cached
+        sequence.block_table = list(cached)
         self.grow(sequence, num_tokens)
         num_cached_tokens = len(cached) * self.block_size
         self.hit_tokens_total += num_cached_tokens

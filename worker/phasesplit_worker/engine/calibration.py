@@ -1,0 +1,62 @@
+"""Measures some steps of made-up requests before the first real one, for a first step profile."""
+
+from collections.abc import Callable
+
+from phasesplit_worker.engine.core import EngineCore
+from phasesplit_worker.engine.profiler import StepProfiler, record_of
+from phasesplit_worker.requests import EngineRequest
+from phasesplit_worker.sequence import SamplingParams
+
+# (sequences, prompt tokens, output tokens): small steps of every kind, cheapest first.
+_ROUNDS = ((1, 8, 4), (1, 8, 4), (4, 12, 4), (1, 64, 3), (2, 96, 4), (1, 200, 3), (8, 16, 4))
+_LONGEST_S = 3.0
+
+
+def calibrate(
+    core: EngineCore,
+    profiler: StepProfiler,
+    vocabulary_size: int,
+    clock: Callable[[], float],
+    beat: Callable[[], None],
+) -> None:
+    """Run rounds until all are done or the time is over. Leaves no trace in the engine.
+
+    `beat` is called before every step: calibration must not look like a hung engine.
+    """
+    end_s = clock() + _LONGEST_S
+    limits = core.scheduler.limits
+    longest = core.scheduler.blocks.num_blocks * core.scheduler.blocks.block_size // 2
+    for index, (num_sequences, num_prompt, num_output) in enumerate(_ROUNDS):
+        if num_sequences * (num_prompt + num_output) > longest or num_sequences > limits.max_num_seqs:
+            continue
+        for number in range(num_sequences):
+            tokens = tuple((7 * position + 31 * number) % vocabulary_size for position in range(num_prompt))
+            sampling = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
+            request = EngineRequest(
+                request_id=f"calibration-{index}-{number}", prompt_token_ids=tokens, sampling=sampling
+            )
+            core.add(request, lambda _: None, clock())
+        _run(core, profiler, clock, beat, is_warm=index > 0)
+        core.scheduler.blocks.clear_cache()
+        if clock() > end_s:
+            break
+    core.scheduler.blocks.hit_tokens_total = core.scheduler.blocks.query_tokens_total = 0
+    profiler.refit()
+
+
+def _run(
+    core: EngineCore,
+    profiler: StepProfiler,
+    clock: Callable[[], float],
+    beat: Callable[[], None],
+    *,
+    is_warm: bool,
+) -> None:
+    while core.scheduler.has_work():
+        beat()
+        started_s = clock()
+        plan = core.step()
+        if plan is None:
+            return
+        if is_warm:
+            profiler.add(record_of(plan.load, clock() - started_s))
