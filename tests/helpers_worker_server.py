@@ -132,13 +132,14 @@ class CountingEngine:
         elif index + 1 >= request.sampling.max_tokens:
             reason = "length"
         elif request.kind is RequestKind.PREFILL:
-            reason, run.is_held = "handed_over", True
+            run.is_held = True
         logprobs = None
         if request.sampling.logprobs is not None:
             logprobs = (TokenLogprob(token, -0.5, ((token, -0.5), (0x78, -1.5))),)
         self._give(run, EngineOutput(
             request_id=request.request_id, token_ids=(token,), skipped_token_ids=skipped,
-            finish_reason=reason, logprobs=logprobs, timings=self._timings(run) if reason else None,
+            finish_reason=reason, logprobs=logprobs,
+            timings=self._timings(run) if reason or run.is_held else None,
         ))  # fmt: skip
         self.on_step(StepRecord(prefill_tokens=0, prefill_context=0, decode_sequences=1,
                                 decode_context_tokens=1, seconds=0.001))  # fmt: skip
@@ -196,7 +197,8 @@ class CountingEngine:
         """End a request with an error, as after a failed step."""
         with self._lock:
             run = self._runs.pop(request_id)
-            self._give(run, EngineOutput(request_id=request_id, finish_reason="error", error=message))
+            self._give(run, EngineOutput(
+                request_id=request_id, finish_reason="error", error=message, timings=self._timings(run)))  # fmt: skip
 
     def stats(self) -> EngineStats:
         with self._lock:

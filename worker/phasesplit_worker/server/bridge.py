@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from phasesplit_worker.requests import EngineOutput
+from phasesplit_worker.requests import EngineOutput, RequestTimings
 
 ResultT = TypeVar("ResultT")
 
@@ -41,7 +41,7 @@ class OutputQueue:
 
     def fail(self, message: str) -> None:
         """End the request from the event loop, because the engine no longer can."""
-        self._queue.put_nowait(EngineOutput(request_id=self.request_id, finish_reason="error", error=message))
+        self._queue.put_nowait(EngineOutput(request_id=self.request_id, finish_reason="error", error=message, timings=RequestTimings()))
 
     async def next(self) -> EngineOutput:
         """The next output. The watchdog calls `fail` when the engine stops answering."""
@@ -63,7 +63,7 @@ class OutputQueue:
             output = await self._queue.get()
         if output is not None:
             self._early.append(output)
-        return output is None
+        return output is None and not future.cancelled()
 
 
 @dataclass

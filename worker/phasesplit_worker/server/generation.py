@@ -116,9 +116,8 @@ class Generation:
 
     def _update_end(self, output: EngineOutput) -> None:
         """Find out whether the answer ends, and tell the engine when it cannot know."""
-        self.is_finished = output.finish_reason is not None
-        if output.timings is not None:
-            self.timings = output.timings
+        if output.timings is not None:  # the last one; of a leg 1 that hands over it has no reason
+            self.is_finished, self.timings = True, output.timings
         if self.finish_reason is not None:
             return
         is_prefill = self._request.kind is RequestKind.PREFILL
@@ -135,8 +134,7 @@ class Generation:
             raise end_error(output.error)
         if output.finish_reason in (CANCELLED, "abort"):
             raise unavailable("The request was cancelled before its end.", 1)
-        if self._request.kind is not RequestKind.PREFILL:
-            self.finish_reason = output.finish_reason
+        self.finish_reason = output.finish_reason
 
 
 def end_error(message: str | None) -> ApiError:

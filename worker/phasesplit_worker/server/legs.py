@@ -83,7 +83,14 @@ class LegRun:
             return await stream.finish(done=False)
         finally:
             if not (self._generation.is_finished or self._keeps_blocks):
-                self._parts.engine.abort(self._leg.request.request_id, CANCELLED)
+                self._abort()
+
+    def _abort(self) -> None:
+        """End the sequence. Nothing writes to reserved blocks any more: they may go as well."""
+        request, engine = self._leg.request, self._parts.engine
+        engine.abort(request.request_id, CANCELLED)
+        if request.kind is RequestKind.DECODE:
+            engine.release_held(request.request_id)
 
     # -- start ---------------------------------------------------------------------------------
 
