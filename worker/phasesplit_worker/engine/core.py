@@ -133,8 +133,7 @@ class EngineCore:
         if entry is None:
             return
         sequence = entry.sequence
-        if sequence.is_prefill_only:
-            self._call_hook(entry, lambda hooks: hooks.on_prefill_aborted(request_id, reason))
+        self._report_aborted(entry, reason)
         self._end(entry, finish_reason=reason)
         if sequence.status is SequenceStatus.REMOTE:
             if entry.quarantined_until_s is None:
@@ -187,10 +186,7 @@ class EngineCore:
         """A step failed: end what took part with an error, keep what only waits."""
         for sequence in list(self.scheduler.running):
             entry = self._entries[sequence.request_id]
-            if sequence.is_prefill_only:
-                self._call_hook(
-                    entry, lambda hooks, s=sequence: hooks.on_prefill_aborted(s.request_id, "error")
-                )
+            self._report_aborted(entry, "error")
             self._end(entry, finish_reason="error", error=message)
             self._drop(entry)
 
@@ -249,6 +245,12 @@ class EngineCore:
         ready, table = sequence.num_computed_tokens, tuple(sequence.block_table)
         self._call_hook(entry, lambda hooks: hooks.on_blocks_ready(sequence.request_id, ready, table))
 
+    def _report_aborted(self, entry: _Entry, reason: str) -> None:
+        """A leg 1's blocks are about to go: the transfer side must not read them any more."""
+        sequence = entry.sequence
+        if sequence.is_prefill_only:
+            self._call_hook(entry, lambda hooks: hooks.on_prefill_aborted(sequence.request_id, reason))
+
     def _take_first_token(self, entry: _Entry, first_token: int) -> None:
         """Leg 2 learns the first token, which the client has from leg 1."""
         sequence = entry.sequence
@@ -284,8 +286,7 @@ class EngineCore:
         if finish_reason is None:
             self._hold(entry, token_id, logprobs)
             return
-        if sequence.is_prefill_only:  # there is no leg 2: nobody will pull
-            self._call_hook(entry, lambda hooks: hooks.on_prefill_aborted(sequence.request_id, finish_reason))
+        self._report_aborted(entry, finish_reason)  # a leg 1 without a leg 2: nobody will pull
         self._end(entry, finish_reason=finish_reason, token_ids=(token_id,), logprobs=logprobs)
         self._drop(entry)
 

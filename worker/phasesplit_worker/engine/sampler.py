@@ -57,8 +57,8 @@ def _penalise(logits: torch.Tensor, sequence: Sequence) -> None:
         penalty = sampling.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if sequence.output_token_ids and (sampling.presence_penalty or sampling.frequency_penalty):
-        tokens, counts = torch.tensor(sequence.output_token_ids).unique(return_counts=True)
-        logits[tokens] -= sampling.presence_penalty + sampling.frequency_penalty * counts.float()
+        counts = torch.bincount(torch.tensor(sequence.output_token_ids), minlength=logits.shape[0])
+        logits -= sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
 
 
 def _draw(logits: torch.Tensor, sequence: Sequence) -> int:

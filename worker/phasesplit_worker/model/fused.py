@@ -133,7 +133,7 @@ def _linear(
     """One matrix product for several projections of the same input."""
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     bias = torch.cat(biases) if biases else None
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch._C._has_mkldnn:
         # Packed once for this processor's matrix kernels: up to half faster for few rows.
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
         pointwise = torch.ops.mkldnn._linear_pointwise

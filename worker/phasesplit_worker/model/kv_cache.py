@@ -3,6 +3,8 @@
 Knows shapes and bytes. Does not know who owns which block (see scheduling.block_manager).
 """
 
+from typing import Any
+
 import torch
 
 from phasesplit.api.manifest import KVLayout
@@ -35,7 +37,7 @@ class KVCache:
         self._staging: dict[int, torch.Tensor] = {}
         self._bytes: memoryview | None = None
         if device.type == "cpu":
-            self._bytes = memoryview(self.data.view(-1).view(torch.uint8).numpy())
+            self._bytes = _buffer_of(self.data.view(-1).view(torch.uint8))
 
     def block_view(self, block_id: int) -> memoryview:
         """Writable bytes of a block in wire order; on a device a pinned copy (then `commit_block`)."""
@@ -45,7 +47,7 @@ class KVCache:
         staging = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         staging.copy_(self.data[block_id].reshape(-1).view(torch.uint8))
         self._staging[block_id] = staging
-        return memoryview(staging.numpy())
+        return _buffer_of(staging)
 
     def commit_block(self, block_id: int) -> None:
         """`block_view(block_id)` was written: copy it to the device. Nothing to do on a CPU."""
@@ -56,3 +58,9 @@ class KVCache:
     def drop_view(self, block_id: int) -> None:
         """`block_view(block_id)` was only read: forget its staging copy. Nothing to do on a CPU."""
         self._staging.pop(block_id, None)
+
+
+def _buffer_of(tensor: torch.Tensor) -> memoryview:
+    """Writable bytes of a CPU tensor, without a copy."""
+    array: Any = tensor.numpy()  # supports the buffer protocol, which its type does not say
+    return memoryview(array)

@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ FLAGS = (
     "-fno-signed-zeros", "-fassociative-math",
 )  # fmt: skip
 
-PagedDecode = ctypes._CFuncPtr
+PagedDecode = Callable[..., None]
 
 
 def library_name() -> str:
@@ -96,7 +97,8 @@ def _open(path: Path) -> PagedDecode:
     ]  # fmt: skip
     function.restype = None
     logger.info("native attention is on: %s", path)
-    return function  # type: ignore[no-any-return]
+    routine: PagedDecode = function
+    return routine
 
 
 def main() -> None:
