@@ -56,9 +56,9 @@ def _tops(prefix: str) -> Iterator[Path]:
 
 
 def _controllers() -> list[Path]:
-    """The hierarchies of cgroup v1: `cpu,cpuacct` and the like appear once, under their real name."""
+    """The hierarchies of cgroup v1, the unified one beside them included; links to one are left out."""
     return [
         path
         for path in _MOUNT.iterdir()
-        if path.is_dir() and not path.is_symlink() and (path / "tasks").exists()
+        if path.is_dir() and not path.is_symlink() and (path / "cgroup.procs").exists()
     ]

@@ -132,6 +132,7 @@ def ensure_up(spec: ClusterSpec | None = None) -> Testbed:
         if teardown.leftovers(root):
             say("clearing away what a testbed before left behind")
             teardown.tear_down(root)
+        teardown.refuse_other_kubelet()
         ensure_packages()
         ensure_binaries()
         return _start(Testbed(root, spec or (testbed.spec if testbed else plan_cluster(2))), say)

@@ -99,14 +99,9 @@ def set_gpus(root: Path, node: NodeSpec, daemons: Daemons, count: int) -> None:
     name = f"{node.name}-fakegpu"
     record = daemons.record(name)
     if count and (record is None or not record.is_alive()):
-        plugins = files.kubelet / "device-plugins"
-        daemons.spawn(
-            name,
-            binary("fakegpu"),
-            f"-dir={plugins}",
-            f"-resource={GPU_RESOURCE}",
-            f"-count-file={files.gpus}",
-        )
+        socket = files.kubelet / "plugins_registry" / "fakegpu.sock"
+        words = (f"-socket={socket}", f"-resource={GPU_RESOURCE}", f"-count-file={files.gpus}")
+        daemons.spawn(name, binary("fakegpu"), *words)
 
 
 def _cni(files: NodeFiles, node: NodeSpec) -> dict[str, Any]:

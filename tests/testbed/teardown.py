@@ -6,6 +6,7 @@ cgroups of the pods; then removes mounts, network, cgroups and files, and says w
 
 import json
 import shutil
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from testbed.processes import Daemons, run, stop
 
 _CGROUP_PREFIX = "phasesplit-node"
 _CNI_RESULTS = Path("/var/lib/cni/results")
+# One folder for all kubelets of a host, whatever their root; see refuse_other_kubelet.
+_DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
+# One folder for each sandbox and container, named by its identity.
+_BUNDLES = "node*/state/io.containerd.runtime.v2.task/k8s.io"
 _CONTAINER_LOG_LINKS = Path("/var/log/containers")
 _PROGRAMS = {program for module in MODULES for program in module.programs.values()}
 
@@ -28,10 +33,10 @@ def tear_down(root: Path) -> None:
     left = stop(_daemon_pids(root))
     left += stop(cgroups.cgroup_pids(_CGROUP_PREFIX))
     left += stop(_daemon_pids(root))
-    _unmount_below(root)
-    for socket in sockets:
-        socket.unlink(missing_ok=True)
     _remove_traces(root)
+    _unmount_below(root)
+    for path in sockets:
+        path.unlink(missing_ok=True)
     cgroups.delete_cgroups(_CGROUP_PREFIX)
     network.delete_network()
     if forwarding.exists():
@@ -89,7 +94,7 @@ def _unmount_below(root: Path) -> None:
 def _shim_sockets(root: Path) -> list[Path]:
     """The sockets that shims keep under /run; each shim wrote its own down in its bundle."""
     sockets = []
-    for path in root.glob("node*/state/io.containerd.runtime.v2.task/k8s.io/*/bootstrap.json"):
+    for path in root.glob(f"{_BUNDLES}/*/bootstrap.json"):
         with suppress(OSError, ValueError):
             address = str(json.loads(path.read_text())["address"])
             sockets.append(Path(address.removeprefix("unix://")))
@@ -98,10 +103,30 @@ def _shim_sockets(root: Path) -> list[Path]:
 
 def _remove_traces(root: Path) -> None:
     """Files that CNI and the kubelet write at places which cannot be configured."""
-    if _CNI_RESULTS.is_dir():
-        for path in _CNI_RESULTS.glob("phasesplit-node*"):
-            path.unlink(missing_ok=True)
+    sandboxes = {path.name for path in root.glob(f"{_BUNDLES}/*")}
+    results = [path for path in _CNI_RESULTS.glob("*") if sandboxes.intersection(path.name.split("-"))]
+    plugins = [
+        _DEVICE_PLUGINS / name for name in ("kubelet.sock", "kubelet_internal_checkpoint", "DEPRECATION")
+    ]
+    for path in [*results, *(plugins if not _answers(_DEVICE_PLUGINS / "kubelet.sock") else [])]:
+        path.unlink(missing_ok=True)
     if _CONTAINER_LOG_LINKS.is_dir():
         for link in _CONTAINER_LOG_LINKS.iterdir():
             if link.is_symlink() and link.readlink().is_relative_to(root):
                 link.unlink(missing_ok=True)
+
+
+def refuse_other_kubelet() -> None:
+    """A second Kubernetes on the host and ours would take each other's device plugins away."""
+    if _answers(_DEVICE_PLUGINS / "kubelet.sock"):
+        raise TestbedError("this host is a Kubernetes node already: the testbed needs one without a kubelet")
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(2)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+        return True

@@ -3,7 +3,8 @@
 // It speaks the kubelet's real device plugin protocol, so the scheduler, the allocatable of the node and the
 // admission of pods behave as on a node with GPUs; a container that was given a device finds its name in
 // TESTBED_GPUS and no hardware. The number of devices is read from a file again and again, so it can change
-// while pods run; the plugin registers again whenever the kubelet has restarted.
+// while pods run. The kubelet finds the plugin by its socket in the plugins_registry folder, which is the
+// kubelet's own; the older kubelet.sock is one for all kubelets of a host.
 package main
 
 import (
@@ -13,24 +14,22 @@ import (
 	"log"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	plugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-const (
-	pollInterval    = 500 * time.Millisecond
-	registerTimeout = 5 * time.Second
-	socketName      = "fakegpu.sock"
-)
+const pollInterval = 500 * time.Millisecond
 
 type server struct {
 	plugin.UnimplementedDevicePluginServer
+	registration.UnimplementedRegistrationServer
+	socket    string
+	resource  string
 	countFile string
 }
 
@@ -80,68 +79,41 @@ func (s *server) Allocate(_ context.Context, request *plugin.AllocateRequest) (*
 	return response, nil
 }
 
-func register(kubeletSocket, resource string) error {
-	connection, err := grpc.NewClient("unix://"+kubeletSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return err
-	}
-	defer connection.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), registerTimeout)
-	defer cancel()
-	_, err = plugin.NewRegistrationClient(connection).Register(ctx, &plugin.RegisterRequest{
-		Version: plugin.Version, Endpoint: socketName, ResourceName: resource,
-	})
-	return err
+func (s *server) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return &registration.PluginInfo{
+		Type: registration.DevicePlugin, Name: s.resource, Endpoint: s.socket,
+		SupportedVersions: []string{plugin.Version},
+	}, nil
 }
 
-// serveOnce serves until the kubelet's socket is another one, which means that the kubelet restarted and has
-// emptied the folder.
-func serveOnce(dir, resource, countFile string) error {
-	kubeletSocket := filepath.Join(dir, "kubelet.sock")
-	before, err := os.Stat(kubeletSocket)
-	if err != nil {
+func (s *server) NotifyRegistrationStatus(
+	_ context.Context, status *registration.RegistrationStatus,
+) (*registration.RegistrationStatusResponse, error) {
+	if !status.PluginRegistered {
+		log.Printf("the kubelet refused the plugin: %s", status.Error)
+	}
+	return &registration.RegistrationStatusResponse{}, nil
+}
+
+func serve(s *server) error {
+	if err := os.Remove(s.socket); err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	own := filepath.Join(dir, socketName)
-	if err := os.Remove(own); err != nil && !os.IsNotExist(err) {
-		return err
-	}
-	listener, err := net.Listen("unix", own)
+	listener, err := net.Listen("unix", s.socket)
 	if err != nil {
 		return err
 	}
 	grpcServer := grpc.NewServer()
-	defer grpcServer.Stop()
-	plugin.RegisterDevicePluginServer(grpcServer, &server{countFile: countFile})
-	go func() {
-		if err := grpcServer.Serve(listener); err != nil {
-			log.Printf("serve: %v", err)
-		}
-	}()
-	if err := register(kubeletSocket, resource); err != nil {
-		return err
-	}
-	log.Printf("registered %s", resource)
-	for {
-		time.Sleep(pollInterval)
-		now, err := os.Stat(kubeletSocket)
-		if err != nil {
-			return err
-		}
-		if !os.SameFile(before, now) || now.ModTime() != before.ModTime() {
-			return fmt.Errorf("the kubelet restarted")
-		}
-	}
+	plugin.RegisterDevicePluginServer(grpcServer, s)
+	registration.RegisterRegistrationServer(grpcServer, s)
+	return grpcServer.Serve(listener)
 }
 
 func main() {
-	dir := flag.String("dir", "", "the kubelet's device-plugins folder")
-	resource := flag.String("resource", "nvidia.com/gpu", "extended resource to offer")
-	countFile := flag.String("count-file", "", "file that holds the number of devices")
+	s := &server{}
+	flag.StringVar(&s.socket, "socket", "", "socket in the kubelet's plugins_registry folder")
+	flag.StringVar(&s.resource, "resource", "nvidia.com/gpu", "extended resource to offer")
+	flag.StringVar(&s.countFile, "count-file", "", "file that holds the number of devices")
 	flag.Parse()
-	for {
-		err := serveOnce(*dir, *resource, *countFile)
-		log.Printf("registering again: %v", err)
-		time.Sleep(pollInterval)
-	}
+	log.Fatal(serve(s))
 }
