@@ -14,7 +14,7 @@ from phasesplit.api.legs import KVTransferParams
 from phasesplit.api.manifest import KVLayout
 from phasesplit_worker.sequence import RequestKind, SamplingParams, Sequence
 from phasesplit_worker.transfer.manager import TransferManager, TransferSettings
-from phasesplit_worker.transfer.tcp_server import ServerLimits
+from phasesplit_worker.transfer.tcp_session import ServerLimits
 
 KEY = b"a transfer key of thirty-two byte"
 FINGERPRINT = "model-a"

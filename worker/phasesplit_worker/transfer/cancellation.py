@@ -4,12 +4,17 @@ Cancelling shuts the sockets down, so that a blocked thread returns at once; the
 with the threads that use them. Nothing writes to the reserved blocks once the pull has returned.
 """
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TypeVar
 
 from phasesplit_worker.transfer.channel import Channel
 from phasesplit_worker.transfer.errors import TransferError, TransferFailure
+
+T = TypeVar("T")
 
 
 class Cancellation:
@@ -54,3 +59,21 @@ class Cancellation:
         finally:
             with self._lock:
                 self._channels.discard(channel)
+
+
+async def settle(pulling: Future[T], cancellation: Cancellation) -> T:
+    """Await a pull; when the task is cancelled, end the pull before letting the task go."""
+    waiting = asyncio.wrap_future(pulling)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        cancellation.cancel()
+        pulling.cancel()  # had it not begun
+        while not pulling.done():  # ends within a slice of the channel's wait
+            try:
+                await asyncio.wait([waiting], timeout=0.1)
+            except asyncio.CancelledError:
+                continue  # the blocks are not safe yet; the first cancellation is raised below
+        if not waiting.cancelled() and waiting.done():
+            waiting.exception()  # seen: nobody else will ask
+        raise

@@ -83,6 +83,40 @@ class Export:
         is_held_or_gone = self.is_engine_done or self.finished_s is not None
         return self.is_ended and self.num_readers == 0 and is_held_or_gone
 
+    @property
+    def is_expirable(self) -> bool:
+        """Nobody has come yet, nobody is here."""
+        return self.expires_s is not None and not self.is_ended and self.num_readers == 0
+
+    @property
+    def has_work(self) -> bool:
+        """Something can be sealed or removed."""
+        return self.is_removable or bool(self.unsealed_blocks(1))
+
+    def unsealed_blocks(self, max_blocks: int) -> tuple[int, ...]:
+        """Ids of the next ready blocks without a checksum."""
+        if self.is_ended:
+            return ()
+        start = self.num_sealed_blocks
+        return self.block_table[start : min(start + max_blocks, self.num_ready_blocks)]
+
+    def seal(self, start: int, block_ids: tuple[int, ...], checksums: list[str]) -> None:
+        """Add the checksums of blocks from `start` on, unless the blocks have moved meanwhile."""
+        stop = start + len(block_ids)
+        is_next = self.num_sealed_blocks == start and self.num_ready_blocks >= stop
+        if is_next and self.block_table[start:stop] == block_ids:
+            self.checksums.extend(checksums)
+
+    def finish(self, first_token: int, sampling_state: dict[str, int], now_s: float, ttl_s: float) -> None:
+        """The prefill is done. One that has ended meanwhile only becomes removable."""
+        self.finished_s = now_s
+        self.expires_s = now_s + ttl_s
+        self.first_token = first_token
+        self.sampling_state = dict(sampling_state)
+        if not self.is_ended:
+            self.num_ready_tokens = self.num_tokens
+            self.state = ManifestState.READY
+
     def set_ready(self, num_ready_tokens: int, block_table: tuple[int, ...]) -> None:
         """Take the engine's word; after a preemption drop the checksums of blocks that moved."""
         num_same = 0

@@ -13,26 +13,28 @@ any more: a failed pull leaves them to be recomputed.
 import asyncio
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from phasesplit.api.legs import KVTransferParams
 from phasesplit.api.manifest import KVManifest
 from phasesplit.api.reports import LinkSample, ProbeRequest, ProbeResult
 from phasesplit_worker.requests import KVBlocks, TransferHooks
-from phasesplit_worker.transfer.cancellation import Cancellation
+from phasesplit_worker.transfer.cancellation import Cancellation, settle
+from phasesplit_worker.transfer.counts import Tally, TransferCounts
 from phasesplit_worker.transfer.deadlines import choose_deadline_s
 from phasesplit_worker.transfer.errors import RELEASING_FAILURES, TransferError, TransferFailure
 from phasesplit_worker.transfer.export import ExportIdentity
+from phasesplit_worker.transfer.housekeeping import Housekeeper
 from phasesplit_worker.transfer.integrity import count_blocks
 from phasesplit_worker.transfer.links import LinkBook
 from phasesplit_worker.transfer.peers import LocalIdentity, PeerBook, Quarantine
 from phasesplit_worker.transfer.pull import PullRequest, PullResult
 from phasesplit_worker.transfer.store import KVStore
 from phasesplit_worker.transfer.tcp_client import TcpPuller
-from phasesplit_worker.transfer.tcp_server import Identity, ServerLimits, TcpServer
+from phasesplit_worker.transfer.tcp_server import TcpServer
+from phasesplit_worker.transfer.tcp_session import ServerIdentity, ServerLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +54,6 @@ class TransferSettings:
     silence_s: float = 2.0
     engine_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # changes with every start
     server_limits: ServerLimits = field(default_factory=ServerLimits)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransferCounts:
-    """Totals since the start."""
-
-    pulls: int
-    pulled_bytes: int
-    transfer_s: float
-    busy_s: float
-    failures: dict[str, int]  # pulls of this worker, by reason
-    refused: dict[str, int]  # connections and requests of peers, by reason
-    expired_blocks: int
 
 
 def _ignore(_: object) -> None:
@@ -88,9 +77,7 @@ class TransferManager:
         self._settings = settings
         self._pool = pool
         self._on_expired = on_expired
-        self._totals: Counter[str] = Counter()
-        self._seconds: dict[str, float] = {"transfer": 0.0, "busy": 0.0}
-        self._failures: Counter[str] = Counter()
+        self._tally = Tally()
         self._links = LinkBook()
         self._quarantine = Quarantine()
         self._pulling: dict[str, Cancellation] = {}
@@ -100,13 +87,12 @@ class TransferManager:
             engine_id=settings.engine_id,
             endpoint=lambda: f"{settings.advertised_host}:{self.port}",
         )
-        self._store = KVStore(
-            pool, identity, ttl_s=settings.ttl_s, release=release, on_expired=self._count_expired
-        )
+        self._store = KVStore(identity, ttl_s=settings.ttl_s)
+        self._housekeeper = Housekeeper(self._store, pool, release=release, on_expired=self._count_expired)
         self._server = TcpServer(
             self._store,
             pool,
-            Identity(
+            ServerIdentity(
                 engine_id=settings.engine_id,
                 pod=settings.pod,
                 node=settings.node,
@@ -137,7 +123,7 @@ class TransferManager:
 
     async def start(self) -> None:
         """Listen. Raises OSError when the port is taken."""
-        self._store.start()
+        self._housekeeper.start()
         self._server.start()
 
     async def stop(self) -> None:
@@ -148,7 +134,7 @@ class TransferManager:
 
     def _stop(self) -> None:
         self._server.stop()
-        self._store.stop()
+        self._housekeeper.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._errands.shutdown(wait=True, cancel_futures=True)
         self._puller.close()
@@ -225,7 +211,7 @@ class TransferManager:
             self._quarantine.check(peer, time.monotonic())
             result = await self._run_pull(request, cancellation)
         except TransferError as error:
-            self._failures[error.reason] += 1
+            self._tally.add_failure(error.reason)
             self._quarantine.failed(peer, error.reason, time.monotonic())
             raise
         self._count_pull(result, peer)
@@ -266,13 +252,13 @@ class TransferManager:
         self._pulling[request.request_id] = cancellation
         try:
             pulling = self._threads.submit(self._puller.pull, request, cancellation)
-            return await _settle(pulling, cancellation)
+            return await settle(pulling, cancellation)
         except TransferError as error:
             if error.reason in RELEASING_FAILURES:
                 self._errands.submit(self._puller.release, request)
             raise
         except asyncio.CancelledError:
-            self._failures[TransferFailure.CANCELLED] += 1
+            self._tally.add_failure(TransferFailure.CANCELLED)
             self._errands.submit(self._puller.release, request)
             raise
         finally:
@@ -280,10 +266,7 @@ class TransferManager:
 
     def _count_pull(self, result: PullResult, peer: str) -> None:
         self._quarantine.succeeded(peer)
-        self._totals["pulls"] += 1
-        self._totals["bytes"] += result.num_bytes
-        self._seconds["transfer"] += result.transfer_s
-        self._seconds["busy"] += result.busy_s
+        self._tally.add_pull(result)
         self._record_link(result.peer_pod, result.peer_node, result.num_bytes, result.busy_s, is_probe=False)
 
     # -- links ---------------------------------------------------------------------------------
@@ -335,46 +318,20 @@ class TransferManager:
     # -- counts --------------------------------------------------------------------------------
 
     @property
+    def counts(self) -> TransferCounts:
+        """All totals."""
+        return self._tally.snapshot(self._server.refused)
+
+    @property
     def transfers_total(self) -> int:
         """Pulls that succeeded."""
-        return self._totals["pulls"]
+        return self.counts.pulls
 
     @property
     def failures_total(self) -> dict[str, int]:
         """Pulls that failed, by reason."""
-        return {str(reason): count for reason, count in self._failures.items()}
-
-    @property
-    def counts(self) -> TransferCounts:
-        """All totals."""
-        return TransferCounts(
-            pulls=self._totals["pulls"],
-            pulled_bytes=self._totals["bytes"],
-            transfer_s=self._seconds["transfer"],
-            busy_s=self._seconds["busy"],
-            failures=self.failures_total,
-            refused={str(reason): count for reason, count in self._server.refused.items()},
-            expired_blocks=self._totals["expired_blocks"],
-        )
+        return self.counts.failures
 
     def _count_expired(self, num_blocks: int) -> None:
-        self._totals["expired_blocks"] += num_blocks
+        self._tally.add_expired(num_blocks)
         self._on_expired(num_blocks)
-
-
-async def _settle(pulling: Future[PullResult], cancellation: Cancellation) -> PullResult:
-    """Await a pull; when the task is cancelled, end the pull before letting the task go."""
-    waiting = asyncio.wrap_future(pulling)
-    try:
-        return await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        cancellation.cancel()
-        pulling.cancel()  # had it not begun
-        while not pulling.done():  # ends within a slice of the channel's wait
-            try:
-                await asyncio.wait([waiting], timeout=0.1)
-            except asyncio.CancelledError:
-                continue  # the blocks are not safe yet; the first cancellation is raised below
-        if not waiting.cancelled() and waiting.done():
-            waiting.exception()  # seen: nobody else will ask
-        raise
