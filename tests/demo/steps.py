@@ -34,7 +34,7 @@ class Facts:
 
 def converse(subject: Subject, forward: PortForward) -> Facts:
     """A short question, a long document, both at once: all split over two pods."""
-    chat = Chat(forward.url, subject.name)
+    chat = Chat(forward.url, subject.model)
     facts = Facts()
     facts.answers.append(chat.ask("short question", SHORT_QUESTION, max_tokens=24))
     document = SUMMARISE + long_document()
@@ -142,7 +142,7 @@ class Load:
 def overload(subject: Subject, forward: PortForward, timeout_s: float = 240) -> Facts:
     """More and more load until a target is missed; the operator decides and acts."""
     facts = Facts()
-    chat = Chat(forward.url, subject.name)
+    chat = Chat(forward.url, subject.model)
     before = _arrangement(subject)
     loads: list[Load] = []
     started = time.monotonic()
@@ -193,7 +193,7 @@ def degrade_link(subject: Subject, forward: PortForward, rate: str = "50mbit") -
     subject.wait_mode("Split", 120)
     decode_pod = next(p for p in subject.pods("worker") if "-decode-" in p["metadata"]["name"])
     node = decode_pod["spec"]["nodeName"]
-    load = Load(Chat(forward.url, subject.name), workers=2)
+    load = Load(Chat(forward.url, subject.model), workers=2)
     try:
         wait_for("first answers", lambda: len(load.answers) >= 2 or load.failures, 120)
         testbed.shape(node, rate)
@@ -226,7 +226,7 @@ def kill_decode(subject: Subject, forward: PortForward) -> Facts:
     facts = Facts()
     subject.wait_mode("Split", 180)
     question, max_tokens = "Tell me a short story about a lighthouse.", 96
-    chat = Chat(forward.url, subject.name)
+    chat = Chat(forward.url, subject.model)
     expected = chat.ask("undisturbed", question, max_tokens)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         stream = pool.submit(chat.ask, "disturbed", question, max_tokens)

@@ -25,6 +25,7 @@ class Subject:
         self.namespace = namespace
         self.manifest = self._manifest()
         self.name: str = self.manifest["metadata"]["name"]
+        self.model: str = self.manifest["spec"]["model"].get("name", self.name)
 
     def _manifest(self) -> dict[str, Any]:
         """The sample, with waits shortened so that one sees them, and two workers to grow by."""

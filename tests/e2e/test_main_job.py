@@ -46,7 +46,7 @@ def test_pools_are_on_two_nodes(subject) -> None:
 
 
 def test_text_equals_plain_transformers(subject, forward) -> None:
-    answer = Chat(forward.url, subject.name).ask("short", SHORT_QUESTION, 24)
+    answer = Chat(forward.url, subject.model).ask("short", SHORT_QUESTION, 24)
     steps.compare(subject, answer, SHORT_QUESTION, 24)
 
 

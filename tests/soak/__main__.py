@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(subject: Subject, forward: PortForward, progress: Progress, seconds: float, state: Path) -> None:
     """Rounds of one fault and several checked answers until the time is over."""
-    chat = Chat(forward.url, subject.name)
+    chat = Chat(forward.url, subject.model)
     for prompt in PROMPTS:
         if prompt not in progress.expected:
             progress.expected[prompt] = chat.ask("undisturbed", prompt, MAX_TOKENS).text
