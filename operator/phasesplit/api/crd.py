@@ -115,11 +115,16 @@ def _convert_object(
 
 
 def _simplify_default(result: Schema) -> None:
-    """Absent says the same as null or empty; an object's default comes from its own fields."""
+    """Absent says the same as null or empty; an object's default comes from its own fields.
+
+    Where rules stand on the object itself its default is whole: the API server evaluates them on a
+    default before it fills that default in.
+    """
     if "default" not in result:
         return
     if isinstance(result["default"], dict) and "properties" in result:
-        result["default"] = {}
+        if "x-kubernetes-validations" not in result:
+            result["default"] = {}
     elif result["default"] in (None, {}, [], ""):
         del result["default"]
 
@@ -152,14 +157,14 @@ _NAME_RULES = [
     {
         "rule": f"self.metadata.name.matches('{NAME_PATTERN}')",
         "message": f"metadata.name becomes a Service name; {NAME_REMEDY}",
-        "messageExpression": "'metadata.name is ' + self.metadata.name + ', but it becomes a Service name; "
-        f"{NAME_REMEDY}'",
+        "messageExpression": "'metadata.name is %s, but it becomes a Service name; "
+        f"{NAME_REMEDY}'.format([self.metadata.name])",
     },
     {
         "rule": f"self.metadata.name.size() <= {names.MAX_NAME_LENGTH}",
         "message": f"metadata.name must have at most {names.MAX_NAME_LENGTH} characters",
-        "messageExpression": "'metadata.name has ' + string(self.metadata.name.size()) + ' characters; "
-        f"children add suffixes to it, so use at most {names.MAX_NAME_LENGTH}'",
+        "messageExpression": "'metadata.name has %d characters; children add suffixes to it, so use at most "
+        f"{names.MAX_NAME_LENGTH}'.format([self.metadata.name.size()])",
     },
 ]
 

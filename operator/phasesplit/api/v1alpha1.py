@@ -132,7 +132,7 @@ class ModelSource(_Spec):
             _rule(
                 "(has(self.huggingFace) ? 1 : 0) + (has(self.volume) ? 1 : 0) + (has(self.path) ? 1 : 0) == 1",
                 "spec.model.source must have exactly one of huggingFace, volume and path",
-                "'spec.model.source has ' + string((has(self.huggingFace) ? 1 : 0) + (has(self.volume) ? 1 : 0) + (has(self.path) ? 1 : 0)) + ' sources; set exactly one of huggingFace, volume and path'",
+                "'spec.model.source has %d sources; set exactly one of huggingFace, volume and path'.format([(has(self.huggingFace) ? 1 : 0) + (has(self.volume) ? 1 : 0) + (has(self.path) ? 1 : 0)])",
             )
         )
     )
@@ -165,11 +165,11 @@ class ModelSpec(_Spec):
     dtype: Annotated[DType | None, Field(description="Absent means the checkpoint's on GPUs, Float32 on CPU.")] = None
 
 
-_OWNED = "[" + ", ".join(f"'{flag}'" for flag in OWNED_FLAGS) + "]"
+_IS_OWNED = "arg.matches('^(" + "|".join(OWNED_FLAGS) + ")(=|$)')"
 _OWNED_ARGS = _rule(
-    f"!self.exists(arg, arg.split('=')[0] in {_OWNED})",
+    f"!self.exists(arg, {_IS_OWNED})",
     "spec.engine.args holds a flag that the operator sets itself; remove it and use the field of the spec",
-    f"'spec.engine.args holds ' + self.filter(arg, arg.split('=')[0] in {_OWNED}).join(', ') + ', which the operator sets itself; remove it and use the field of the spec'",
+    f"'spec.engine.args holds %s, which the operator sets itself; remove it and use the field of the spec'.format([self.filter(arg, {_IS_OWNED})])",
 )
 
 
@@ -180,7 +180,7 @@ class EngineSpec(_Spec):
     image: Annotated[str | None, Field(min_length=1, max_length=512, description="Worker image; absent means the operator's setting.")] = None
     image_pull_secrets: Annotated[list[NameRef], Field(max_length=8, description="Secrets for pulling the images.", json_schema_extra=_list_map("name"))] = []
     block_size: Annotated[int, Field(ge=1, le=256, description="Tokens per KV block.")] = 16
-    kv_memory_fraction: Annotated[float, Field(gt=0, le=1, description="Share of the memory left after the weights that holds KV.")] = 0.9
+    kv_memory_fraction: Annotated[float, Field(ge=0.01, le=1, description="Share of the memory left after the weights that holds KV.")] = 0.9
     args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64, description="Further worker flags; those that the operator sets itself are refused.", json_schema_extra=_rules(_OWNED_ARGS))] = []
 
 
@@ -192,7 +192,7 @@ class Replicas(_Spec):
             _rule(
                 "self.min <= self.max",
                 "replicas.min must not be above replicas.max; lower min or raise max",
-                "'replicas.min is ' + string(self.min) + ', above replicas.max ' + string(self.max) + '; lower min or raise max'",
+                "'replicas.min is %d, above replicas.max %d; lower min or raise max'.format([self.min, self.max])",
             )
         )
     )
@@ -330,17 +330,17 @@ class DisaggregatedModelSpec(_Spec):
             _rule(
                 "self.engine.type != 'Torch' || self.prefill.gpu.count <= 1",
                 "spec.prefill.gpu.count must be 0 or 1 with the engine Torch",
-                "'spec.prefill.gpu.count is ' + string(self.prefill.gpu.count) + ', but the engine Torch takes 0 or 1; set it to 1 and raise replicas instead'",
+                "'spec.prefill.gpu.count is %d, but the engine Torch takes 0 or 1; set it to 1 and raise replicas instead'.format([self.prefill.gpu.count])",
             ),
             _rule(
                 "self.engine.type != 'Torch' || self.decode.gpu.count <= 1",
                 "spec.decode.gpu.count must be 0 or 1 with the engine Torch",
-                "'spec.decode.gpu.count is ' + string(self.decode.gpu.count) + ', but the engine Torch takes 0 or 1; set it to 1 and raise replicas instead'",
+                "'spec.decode.gpu.count is %d, but the engine Torch takes 0 or 1; set it to 1 and raise replicas instead'.format([self.decode.gpu.count])",
             ),
             _rule(
                 f"!has(self.scaling.maxGPUs) || {_MIN_GPUS} <= self.scaling.maxGPUs",
                 "spec.scaling.maxGPUs is below the GPUs that the pools' replicas.min need; raise maxGPUs or lower min",
-                f"'spec.scaling.maxGPUs is ' + string(self.scaling.maxGPUs) + ', but replicas.min of both pools need ' + string({_MIN_GPUS}) + ' GPUs; raise maxGPUs or lower min'",
+                f"'spec.scaling.maxGPUs is %d, but replicas.min of both pools need %d GPUs; raise maxGPUs or lower min'.format([self.scaling.maxGPUs, {_MIN_GPUS}])",
             ),
         )
     )

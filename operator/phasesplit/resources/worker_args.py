@@ -47,6 +47,7 @@ def build_router_args(context: BuildContext) -> list[str]:
         *("--object", context.name),
         *("--namespace", context.namespace),
         *("--port", str(names.ROUTER_API_PORT)),
+        *("--drain-s", str(max(1, context.spec.rollout.drain_seconds))),
         *("--admin-token-file", f"{TRANSFER_MOUNT}/{names.SECRET_KEY_ADMIN}"),
     ]
     if context.spec.router.api_keys_secret_ref is not None:

@@ -1,0 +1,101 @@
+"""Writes helm/phasesplit/README.md: the chart's values, their defaults and the comments above them.
+
+    python helm/generate_readme.py
+
+Reads values.yaml line by line, because YAML parsers drop comments. Knows the layout that file keeps:
+two spaces per level, a comment directly above the key that it is about.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).resolve().parent / "phasesplit"
+KEY = re.compile(r"^( *)([A-Za-z][A-Za-z0-9]*):(.*)$")
+
+HEAD = """\
+<!-- Generated from values.yaml by `make generate`; do not edit. -->
+
+# phasesplit {version}
+
+{description}.
+
+```sh
+helm install phasesplit helm/phasesplit --namespace phasesplit-system --create-namespace
+```
+
+Needs Kubernetes {kubernetes}. The CustomResourceDefinition is installed and upgraded with the chart and, unless
+`crds.keep` is false, stays when the chart is uninstalled. Before an uninstall a Job lifts the placement gates of
+pods that still wait for a node.
+
+## Values
+
+| value | default | meaning |
+|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One row of the table."""
+
+    path: str
+    default: Any
+    meaning: str
+
+
+def read_values(text: str) -> Iterator[Value]:
+    """Every value that has a comment, in the file's order."""
+    loaded = yaml.safe_load(text)
+    comment: list[str] = []
+    path: list[str] = []
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            comment.append(stripped.lstrip("# "))
+            continue
+        found = KEY.match(line)
+        if found is None:
+            comment = []
+            continue
+        path = [*path[: len(found.group(1)) // 2], found.group(2)]
+        if comment:
+            yield Value(".".join(path), _find(loaded, path), " ".join(comment))
+        comment = []
+
+
+def _find(loaded: Any, path: list[str]) -> Any:
+    for key in path:
+        loaded = loaded[key]
+    return loaded
+
+
+def render_readme() -> str:
+    """The whole README."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    head = HEAD.format(
+        version=chart["version"],
+        description=chart["description"],
+        kubernetes=chart["kubeVersion"].removesuffix("-0").replace(">=", "") + " or newer",
+    )
+    rows = [
+        f"| `{value.path}` | `{json.dumps(value.default)}` | {value.meaning} |"
+        for value in read_values((CHART / "values.yaml").read_text())
+    ]
+    return head + "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    """Write the README."""
+    (CHART / "README.md").write_text(render_readme())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
