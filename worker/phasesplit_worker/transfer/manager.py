@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from phasesplit.api.legs import KVTransferParams
@@ -255,14 +256,18 @@ class TransferManager:
             return await settle(pulling, cancellation)
         except TransferError as error:
             if error.reason in RELEASING_FAILURES:
-                self._errands.submit(self._puller.release, request)
+                self._release_later(request)
             raise
         except asyncio.CancelledError:
             self._tally.add_failure(TransferFailure.CANCELLED)
-            self._errands.submit(self._puller.release, request)
+            self._release_later(request)
             raise
         finally:
             self._pulling.pop(request.request_id, None)
+
+    def _release_later(self, request: PullRequest) -> None:
+        with suppress(RuntimeError):  # stopping: the peer's time to live does it
+            self._errands.submit(self._puller.release, request)
 
     def _count_pull(self, result: PullResult, peer: str) -> None:
         self._quarantine.succeeded(peer)
