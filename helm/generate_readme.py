@@ -30,9 +30,9 @@ HEAD = """\
 helm install phasesplit helm/phasesplit --namespace phasesplit-system --create-namespace
 ```
 
-Needs Kubernetes {kubernetes}. The CustomResourceDefinition is installed and upgraded with the chart and, unless
-`crds.keep` is false, stays when the chart is uninstalled. Before an uninstall a Job lifts the placement gates of
-pods that still wait for a node.
+Needs Kubernetes {kubernetes}. The CustomResourceDefinition is installed and upgraded with the chart.
+Unless `crds.keep` is false it stays when the chart is uninstalled. Before an uninstall a Job lifts the
+placement gates of pods that still wait for a node.
 
 ## Values
 

@@ -96,7 +96,7 @@ BAD_OBJECTS = [
     BadObject(
         "owned flag",
         {"engine": {"args": ["--max-num-seqs", "4", "--role=decode"]}},
-        "--role=decode, which the operator sets itself",
+        '"--role=decode"], which the operator sets itself',
         "--role is set by the operator from spec.mode",
     ),
     BadObject("owned flag cut short", {"engine": {"args": ["--transfer-p", "9"]}}, None, "--transfer-port"),

@@ -165,6 +165,8 @@ class ModelSpec(_Spec):
     dtype: Annotated[DType | None, Field(description="Absent means the checkpoint's on GPUs, Float32 on CPU.")] = None
 
 
+# The API server compares a whole number with the integer part of `minimum`, so 0 would pass it.
+_FRACTION = _rule("self >= 0.01", "spec.engine.kvMemoryFraction must lie between 0.01 and 1; set 0.9 or leave it out")
 _IS_OWNED = "arg.matches('^(" + "|".join(OWNED_FLAGS) + ")(=|$)')"
 _OWNED_ARGS = _rule(
     f"!self.exists(arg, {_IS_OWNED})",
@@ -180,7 +182,7 @@ class EngineSpec(_Spec):
     image: Annotated[str | None, Field(min_length=1, max_length=512, description="Worker image; absent means the operator's setting.")] = None
     image_pull_secrets: Annotated[list[NameRef], Field(max_length=8, description="Secrets for pulling the images.", json_schema_extra=_list_map("name"))] = []
     block_size: Annotated[int, Field(ge=1, le=256, description="Tokens per KV block.")] = 16
-    kv_memory_fraction: Annotated[float, Field(ge=0.01, le=1, description="Share of the memory left after the weights that holds KV.")] = 0.9
+    kv_memory_fraction: Annotated[float, Field(ge=0.01, le=1, description="Share of the memory left after the weights that holds KV.", json_schema_extra=_rules(_FRACTION))] = 0.9
     args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64, description="Further worker flags; those that the operator sets itself are refused.", json_schema_extra=_rules(_OWNED_ARGS))] = []
 
 
