@@ -85,7 +85,7 @@ class Cluster:
             if not more:
                 return
 
-    async def apply(self, manifest: Manifest, manager: str) -> Manifest:
+    async def apply(self, manifest: Manifest, manager: str, *, dry_run: bool = False) -> Manifest:
         """Server-side apply; conflicts are taken over, since differences were decided before."""
         kind, namespace, name = kind_of(manifest), *_identity(manifest)
         return await self._write(
@@ -96,6 +96,7 @@ class Cluster:
             content_type=APPLY,
             field_manager=manager,
             force_conflicts="true",
+            dry_run="All" if dry_run else None,
         )
 
     async def create(self, manifest: Manifest, manager: str) -> Manifest:

@@ -1,8 +1,10 @@
 """Reads for the command line: objects, their router's report, traces of requests. Blocking, no writes."""
 
 import base64
+from collections.abc import Callable
 from typing import Any
 
+import urllib3
 from kubernetes import client, config
 
 from phasesplit.api import names
@@ -21,40 +23,43 @@ class Inspector:
             config.load_kube_config(context=context)
         except config.ConfigException as error:
             raise ClusterError(f"no usable kubeconfig: {error}; set KUBECONFIG or pass --context") from error
-        self._core = client.CoreV1Api()
-        self._custom = client.CustomObjectsApi()
+        settings = client.Configuration.get_default_copy()
+        settings.retries = False  # a person waits: say at once that nobody answers
+        api = client.ApiClient(settings)
+        self._core = client.CoreV1Api(api)
+        self._custom = client.CustomObjectsApi(api)
         contexts, active = config.list_kube_config_contexts()
         chosen = next((item for item in contexts if item["name"] == context), active)
         self.default_namespace: str = chosen["context"].get("namespace", "default")
 
     def models(self, namespace: str | None) -> list[dict[str, Any]]:
         """All objects of a namespace, or of every namespace when it is None."""
-        try:
-            if namespace is None:
-                listed = self._custom.list_cluster_custom_object(
-                    names.GROUP, names.VERSION, names.PLURAL, _request_timeout=_TIMEOUT_S
-                )
-            else:
-                listed = self._custom.list_namespaced_custom_object(
-                    names.GROUP, names.VERSION, namespace, names.PLURAL, _request_timeout=_TIMEOUT_S
-                )
-        except client.ApiException as error:
-            raise _explained(error, "the list of DisaggregatedModels") from error
-        except OSError as error:
-            raise ClusterError(f"the API server cannot be reached: {error}") from error
+        kind = (names.GROUP, names.VERSION)
+        if namespace is None:
+            listed = _read(
+                "the list of DisaggregatedModels",
+                lambda: self._custom.list_cluster_custom_object(
+                    *kind, names.PLURAL, _request_timeout=_TIMEOUT_S
+                ),
+            )
+        else:
+            listed = _read(
+                f"the list of DisaggregatedModels in {namespace}",
+                lambda: self._custom.list_namespaced_custom_object(
+                    *kind, namespace, names.PLURAL, _request_timeout=_TIMEOUT_S
+                ),
+            )
         items: list[dict[str, Any]] = listed["items"]
         return items
 
     def model(self, namespace: str, name: str) -> dict[str, Any]:
         """One object."""
-        try:
-            found: dict[str, Any] = self._custom.get_namespaced_custom_object(
+        found: dict[str, Any] = _read(
+            f"DisaggregatedModel {namespace}/{name}",
+            lambda: self._custom.get_namespaced_custom_object(
                 names.GROUP, names.VERSION, namespace, names.PLURAL, name, _request_timeout=_TIMEOUT_S
-            )
-        except client.ApiException as error:
-            raise _explained(error, f"DisaggregatedModel {namespace}/{name}") from error
-        except OSError as error:
-            raise ClusterError(f"the API server cannot be reached: {error}") from error
+            ),
+        )
         return found
 
     def router_report(self, namespace: str, name: str) -> RouterReport:
@@ -83,30 +88,37 @@ class Inspector:
     def _router_pods(self, namespace: str, name: str) -> list[str]:
         labels = names.selector_labels(name, names.Component.ROUTER)
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
-        try:
-            pods = self._core.list_namespaced_pod(
+        pods = _read(
+            f"the router pods of {namespace}/{name}",
+            lambda: self._core.list_namespaced_pod(
                 namespace, label_selector=selector, _request_timeout=_TIMEOUT_S
-            )
-        except client.ApiException as error:
-            raise _explained(error, f"the router pods of {namespace}/{name}") from error
+            ),
+        )
         return [pod.metadata.name for pod in pods.items if pod.status.phase == "Running"]
 
     def _admin_token(self, namespace: str, name: str) -> str:
         secret_name = names.transfer_secret_name(name)
-        try:
-            secret = self._core.read_namespaced_secret(secret_name, namespace, _request_timeout=_TIMEOUT_S)
-        except client.ApiException as error:
-            raise _explained(error, f"Secret {namespace}/{secret_name} with the admin token") from error
+        secret = _read(
+            f"Secret {namespace}/{secret_name} with the admin token",
+            lambda: self._core.read_namespaced_secret(secret_name, namespace, _request_timeout=_TIMEOUT_S),
+        )
         encoded = (secret.data or {}).get(names.SECRET_KEY_ADMIN, "")
         if isinstance(encoded, bytes):
             encoded = encoded.decode()
         return base64.b64decode(encoded).decode()
 
 
-def _explained(error: client.ApiException, what: str) -> ClusterError:
-    """One sentence for the statuses that a person meets."""
-    if error.status == 404:
-        return ClusterError(f"{what} was not found; is the name right and the operator installed?")
-    if error.status in {401, 403}:
-        return ClusterError(f"you may not read {what}: {error.reason}")
-    return ClusterError(f"{what} could not be read: {error.status} {error.reason}")
+def _read(what: str, call: Callable[[], Any]) -> Any:
+    """The answer of one read. Raises `ClusterError` with a sentence for what a person meets."""
+    try:
+        return call()
+    except client.ApiException as error:
+        if error.status == 404:
+            sentence = f"{what} was not found; is the name right and phasesplit installed?"
+        elif error.status in {401, 403}:
+            sentence = f"you may not read {what}: {error.reason}"
+        else:
+            sentence = f"{what} could not be read: {error.status} {error.reason}"
+        raise ClusterError(sentence) from error
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise ClusterError(f"the API server cannot be reached: {error}") from error

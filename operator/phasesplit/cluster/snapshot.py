@@ -206,7 +206,7 @@ class ClusterState:
         self._written: dict[tuple[Key, str, str], tuple[float, Child | None, int]] = {}
         self._statuses: dict[Key, tuple[float, int, Manifest]] = {}
 
-    def keys(self) -> tuple[Key, ...]:
+    def all_keys(self) -> tuple[Key, ...]:
         """All objects that exist."""
         return tuple(self._models)
 

@@ -80,11 +80,22 @@ class ChildWriter:
         applied[slot] = digest
         return Change(kind, name, difference, drift)
 
+    async def try_out(self, manifest: Manifest) -> None:
+        """Let the API server validate without storing. Raises InvalidError.
+
+        What is only immutable is no fault of the spec: the child is then made anew.
+        """
+        try:
+            await self._cluster.apply(manifest, names.FIELD_MANAGER, dry_run=True)
+        except InvalidError as error:
+            if not _is_about_immutable(error):
+                raise
+
     async def _write(self, model: ModelView, manifest: Manifest, child: Child | None, manager: str) -> None:
         try:
             body = await self._cluster.apply(manifest, manager)
         except InvalidError as error:
-            if child is None or not any(sign in str(error) for sign in _IMMUTABLE_SIGNS):
+            if child is None or not _is_about_immutable(error):
                 raise
             logger.info(
                 "%s/%s: %s %s cannot be changed in place, making it anew", *model.key, child.kind, child.name
@@ -125,6 +136,10 @@ def check_owner(child: Child, model: ModelView) -> None:
     holder = f"is controlled by {child.owner}" if child.owner else "exists and was not made by this operator"
     remedy = "delete or rename it, or give the DisaggregatedModel another name"
     raise OwnedByAnotherError(f"{child.kind} {child.name} {holder}; {remedy}")
+
+
+def _is_about_immutable(error: InvalidError) -> bool:
+    return any(sign in str(error) for sign in _IMMUTABLE_SIGNS)
 
 
 def _digest(manifest: Manifest) -> str:

@@ -99,6 +99,7 @@ class ProbeMemory:
 
     ended_s: float
     took_s: float
+    failed: bool = False
 
 
 def plan_probe(
@@ -124,7 +125,7 @@ def plan_probe(
             age_s = book.age_s(pair, now_s)
             if source.node == puller.node or (age_s is not None and age_s < stale_s):
                 continue
-            size = probe_bytes(rates.get(pair))
+            size = MIN_PROBE_BYTES if last is not None and last.failed else probe_bytes(rates.get(pair))
             order_s = -(age_s if age_s is not None else float("inf"))
             stale.append((order_s, source.pod, puller.pod, Probe(source.pod, puller.pod, pair, size)))
     return min(stale)[3] if stale else None

@@ -28,6 +28,7 @@ class PoolObservation:
     gated: int = 0
     nodes: tuple[str, ...] = ()
     bound: int = 0
+    template_gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,13 @@ def _observe_pool(snapshot: Snapshot, pool: Pool, wanted_hash: str) -> PoolObser
         gated=sum(1 for pod in pods if is_gated(pod)),
         nodes=tuple(nodes),
         bound=sum(1 for pod in pods if pod["spec"].get("nodeName")),
+        template_gated=child is not None and _has_gate(child),
     )
+
+
+def _has_gate(child: Child) -> bool:
+    pod = child.body.get("spec", {}).get("template", {}).get("spec", {})
+    return any(gate.get("name") == names.PLACEMENT_GATE for gate in pod.get("schedulingGates") or ())
 
 
 def _rollout_pod(pod: Manifest, hashes: Mapping[Pool, str]) -> RolloutPod:

@@ -21,6 +21,7 @@ INDEX_MODELS = "models"
 INDEX_CHILDREN = "children"
 INDEX_PODS = "pods"
 INDEX_NODES = "nodes"
+_INDEXES = (INDEX_MODELS, INDEX_CHILDREN, INDEX_PODS, INDEX_NODES)
 
 # Just above the server's own timeout, so that a connection that died silently is noticed.
 _WATCH_SERVER_TIMEOUT_S = 300
@@ -76,11 +77,9 @@ def _register_activities(
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.startup(registry=registry, id="startup")
-    async def startup(
-        settings: kopf.OperatorSettings, models: Any, children: Any, pods: Any, nodes: Any, **_: Any
-    ) -> None:
+    async def startup(*, settings: kopf.OperatorSettings, **indexes: Any) -> None:
         configure(settings)
-        on_startup({INDEX_MODELS: models, INDEX_CHILDREN: children, INDEX_PODS: pods, INDEX_NODES: nodes})
+        on_startup({name: indexes[name] for name in _INDEXES})
 
     @kopf.on.probe(registry=registry, id="loop")
     async def probe(**_: Any) -> str:
@@ -98,8 +97,8 @@ def _register_models(registry: kopf.OperatorRegistry, wake: Callable[[Key], None
         return {model.key: model}
 
     @kopf.on.event(*_selector(MODEL), registry=registry, id="wake-model")
-    async def wake_model(namespace: str, name: str, **_: Any) -> None:
-        wake((namespace, name))
+    async def wake_model(*, namespace: str | None, name: str, **_: Any) -> None:
+        wake((namespace or "", name))
 
 
 def _register_children(registry: kopf.OperatorRegistry, kind: Kind, wake: Callable[[Key], None]) -> None:

@@ -1,0 +1,317 @@
+"""From one snapshot and what is remembered to all decisions of a pass. Pure: the planner decides.
+
+Here its inputs are put together and its answers fitted into one desired state.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from phasesplit.api import names
+from phasesplit.api.conditions import Reason
+from phasesplit.api.names import Pool
+from phasesplit.api.quantities import parse_quantity
+from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
+from phasesplit.api.v1alpha1 import Binding, DisaggregatedModelSpec, Manifest, Mode
+from phasesplit.cluster.snapshot import Snapshot
+from phasesplit.operator import metrics, table
+from phasesplit.operator.facts import bound_nodes, read_nodes, read_pods, shares_device
+from phasesplit.operator.memory import ObjectMemory, restore_mode
+from phasesplit.operator.observation import Observation
+from phasesplit.operator.placing import Placer, PlacingInput
+from phasesplit.planner.facts import LinkFacts, LoadFacts, NodeFacts, PodFacts, StepProfile, WorkerFacts
+from phasesplit.planner.metrics_health import judge_metrics
+from phasesplit.planner.metrics_types import MetricsInput, MetricsVerdict, QueryError
+from phasesplit.planner.mode import decide_mode
+from phasesplit.planner.mode_types import ModeDecision, ModeInput, PoolPresence
+from phasesplit.planner.placement import binding_for
+from phasesplit.planner.placement_types import PlacementPlan, PoolRequest
+from phasesplit.planner.reading import to_pool_request
+from phasesplit.planner.scaling import plan_scaling
+from phasesplit.planner.scaling_types import PoolBounds, ScalingDecision, ScalingInput
+
+_CAUSES = frozenset({Reason.LINK_DEGRADED, Reason.POOL_UNAVAILABLE, Reason.MISMATCH, Reason.COLOCATED_BETTER})
+
+
+@dataclass(frozen=True)
+class MetricsState:
+    """How the Prometheus of an object is doing."""
+
+    configured: bool
+    error: QueryError | None = None
+    error_detail: str = ""
+    failing_s: float = 0.0
+    scrape_interval_s: float = 15.0
+    asked: bool = True  # False: not a single round yet
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything a pass knows."""
+
+    now_s: float
+    snapshot: Snapshot
+    spec: DisaggregatedModelSpec
+    observation: Observation
+    live_table: RoutingTable | None
+    metrics: MetricsState
+    other_pods: Sequence[Manifest]  # every unfinished pod that is not a worker of this object
+    pod_specs: Mapping[Pool, Manifest]  # of the finished templates
+    allowed_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)  # volumes: pod -> nodes
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The desired state, with reasons."""
+
+    plan: PlacementPlan
+    mode: ModeDecision
+    scaling: ScalingDecision
+    metrics: MetricsVerdict
+    table: RoutingTable
+    gated: Mapping[Pool, bool]
+    classes: tuple[LatencyClass, ...]
+    loads: tuple[LoadFacts, ...]
+    links: tuple[LinkFacts, ...]
+    pods: tuple[PodFacts, ...]
+    nodes: tuple[NodeFacts, ...]
+    workers: tuple[WorkerFacts, ...]
+
+
+def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
+    """All decisions of one pass; the planner's memories are kept in `memory`."""
+    spec, observation = given.spec, given.observation
+    classes = table.latency_classes(spec)
+    reports = [answer.report for answer in memory.answers if answer.report is not None]
+    verdict = _judge(given, memory, classes)
+    loads = metrics.to_loads(reports, verdict, metrics.window_s(given.metrics.scrape_interval_s))
+    links = memory.links.facts(given.now_s)
+    workers = _workers(given, observation)
+    pods = read_pods(given.snapshot.worker_pods(), observation.reports, given.now_s)
+    nodes = read_nodes(given.snapshot.nodes, (*given.other_pods, *given.snapshot.worker_pods()))
+    kv_bytes = max((worker.kv_bytes_per_token for worker in workers), default=0) or None
+    plan, placeable = placer.place(
+        given.snapshot.model.key,
+        PlacingInput(
+            pools={pool: _pool_request(given, pool, pods) for pool in Pool},
+            largest={pool: spec.pool(pool).replicas.max for pool in Pool},
+            nodes=nodes,
+            links=links,
+            levels=tuple(level.node_label for level in spec.placement.levels),
+            loads=loads,
+            kv_bytes_per_token=kv_bytes,
+        ),
+    )
+    facts = _Facts(plan, classes, loads, links, workers, nodes, kv_bytes)
+    mode = _decide_mode(given, memory, facts)
+    memory.mode = mode.memory
+    scaling = plan_scaling(
+        ScalingInput(
+            now_s=given.now_s,
+            mode=mode.mode,
+            pools={pool: _bounds(given, pool, placeable) for pool in Pool},
+            classes=classes,
+            loads=loads,
+            workers=workers,
+            metrics=verdict,
+            policy=spec.scaling.policy,
+            role_switching=spec.scaling.role_switching,
+            max_gpus=spec.scaling.max_gpus,
+            keep_both_pools=spec.mode is not Mode.COLOCATED,
+            profiles=_profiles(workers),
+            chunk_tokens=spec.colocated.max_batched_tokens,
+            kv_tokens_per_worker=min((w.kv_total_tokens for w in workers if w.kv_total_tokens), default=None),
+            kv_bytes_per_token=float(kv_bytes or 0),
+            link_bytes_per_s=median(link.bytes_per_s for link in links) if links else None,
+            down_stabilization_s=spec.scaling.down_stabilization_seconds,
+            memory=memory.scaling,
+        )
+    )
+    memory.scaling = scaling.memory
+    content = _table_content(given, mode, scaling, facts)
+    return Decisions(
+        plan=plan,
+        mode=mode,
+        scaling=scaling,
+        metrics=verdict,
+        table=table.next_table(given.live_table, content, memory.table_version_seen),
+        gated={pool: _is_gated(given, plan, pool) for pool in Pool},
+        classes=classes,
+        loads=loads,
+        links=links,
+        pods=pods,
+        nodes=nodes,
+        workers=workers,
+    )
+
+
+def _judge(given: Situation, memory: ObjectMemory, classes: tuple[LatencyClass, ...]) -> MetricsVerdict:
+    ready = [pool for pool in Pool if given.observation.pools[pool].ready > 0]
+    state = given.metrics
+    return judge_metrics(
+        MetricsInput(
+            configured=state.configured and state.asked,
+            samples=metrics.to_samples(memory.metrics, classes, ready),
+            error=state.error,
+            error_detail=state.error_detail,
+            failing_s=state.failing_s,
+            scrape_interval_s=state.scrape_interval_s,
+            router_flowing=memory.flowing,
+            router_idle_s=memory.idle_s,
+        )
+    )
+
+
+def _workers(given: Situation, observation: Observation) -> tuple[WorkerFacts, ...]:
+    """Workers that exist as pods; a report of a pod that is gone is history."""
+    ready = {pod.name: pod.ready and not pod.terminating for pod in observation.rollout}
+    facts = [
+        WorkerFacts.from_report(report) for pod, report in sorted(observation.reports.items()) if pod in ready
+    ]
+    return tuple(fact for fact in facts if fact.ready and ready[fact.pod])
+
+
+def _wanted(given: Situation, pool: Pool) -> int:
+    found = given.observation.pools[pool]
+    return found.desired if found.exists else max(1, given.spec.pool(pool).replicas.min)
+
+
+def _pool_request(given: Situation, pool: Pool, pods: Sequence[PodFacts]) -> PoolRequest:
+    prefix = f"{names.pool_name(given.snapshot.model.name, pool)}-"
+    allowed = {
+        int(pod.removeprefix(prefix)): nodes
+        for pod, nodes in given.allowed_nodes.items()
+        if pod.startswith(prefix) and pod.removeprefix(prefix).isdigit()
+    }
+    return to_pool_request(
+        pool,
+        given.spec.pool(pool),
+        given.pod_specs[pool],
+        _wanted(given, pool),
+        existing=bound_nodes(pods, pool),
+        allowed_nodes=allowed,
+    )
+
+
+@dataclass(frozen=True)
+class _Facts:
+    plan: PlacementPlan
+    classes: tuple[LatencyClass, ...]
+    loads: tuple[LoadFacts, ...]
+    links: tuple[LinkFacts, ...]
+    workers: tuple[WorkerFacts, ...]
+    nodes: tuple[NodeFacts, ...]
+    kv_bytes_per_token: int | None
+
+
+def _decide_mode(given: Situation, memory: ObjectMemory, facts: _Facts) -> ModeDecision:
+    spec = given.spec
+    served = given.live_table.mode if given.live_table is not None else ServedMode.COLOCATED
+    if memory.mode is None:
+        memory.mode = restore_mode(given.snapshot.model.status, served, given.now_s)
+    least = spec.transfer.min_bandwidth
+    return decide_mode(
+        ModeInput(
+            now_s=given.now_s,
+            wanted=spec.mode,
+            fallback=spec.fallback,
+            served=served,
+            pools={pool: _presence(given, facts, pool) for pool in Pool},
+            classes=facts.classes,
+            loads=facts.loads,
+            workers=facts.workers,
+            links=facts.links,
+            transfers=memory.transfers.window(given.now_s),
+            profiles=_profiles(facts.workers),
+            kv_bytes_per_token=facts.kv_bytes_per_token,
+            min_bandwidth_bytes_per_s=parse_quantity(least) if least is not None else None,
+            dwell_s=spec.adoption.dwell_seconds,
+            minimum_gain_percent=spec.adoption.minimum_gain_percent,
+            chunk_tokens=spec.colocated.max_batched_tokens,
+            memory=memory.mode,
+        )
+    )
+
+
+def _presence(given: Situation, facts: _Facts, pool: Pool) -> PoolPresence:
+    plan = facts.plan
+    found = given.observation.pools[pool]
+    prefix = f"{given.snapshot.model.name}-{pool}-"
+    problem = next((item for item in given.observation.problems if item.pod.startswith(prefix)), None)
+    missing = next((item for item in plan.missing if item.pool is pool), None)
+    placed = [node for node in plan.nodes.get(pool, ()) if node is not None]
+    return PoolPresence(
+        pool=pool,
+        desired=found.desired,
+        ready=found.ready,
+        placeable=bool(placed),
+        shares_device=shares_device(given.spec.pool(pool), placed, facts.nodes),
+        detail=problem.message if problem else missing.message if missing and not found.ready else "",
+    )
+
+
+def _bounds(given: Situation, pool: Pool, placeable: Mapping[Pool, int]) -> PoolBounds:
+    found, wanted = given.observation.pools[pool], given.spec.pool(pool)
+    return PoolBounds(
+        pool=pool,
+        min=wanted.replicas.min,
+        max=wanted.replicas.max,
+        desired=found.desired,
+        ready=found.ready,
+        gpus_per_worker=wanted.gpu.count,
+        placeable=placeable.get(pool),
+    )
+
+
+def _profiles(workers: Sequence[WorkerFacts]) -> dict[Pool, StepProfile]:
+    """The best-measured profile of each pool."""
+    found: dict[Pool, StepProfile] = {}
+    for worker in workers:
+        known = found.get(worker.pool)
+        if worker.profile is not None and (known is None or _weight(worker.profile) > _weight(known)):
+            found[worker.pool] = worker.profile
+    return found
+
+
+def _weight(profile: StepProfile) -> tuple[bool, int]:
+    return not profile.guessed, profile.num_samples
+
+
+def _table_content(
+    given: Situation, mode: ModeDecision, scaling: ScalingDecision, facts: _Facts
+) -> RoutingTable:
+    live, spec = given.live_table, given.spec
+    model = given.snapshot.model
+    pools = {pod.name: pod.pool for pod in given.observation.rollout}
+    reports = given.observation.reports.values()
+    lengths = [report.model.max_model_length for report in reports if report.model is not None]
+    longest = spec.model.max_model_length or (
+        min(lengths) if lengths else live.max_model_length if live is not None else None
+    )
+    # Only what keeps a wanted split from being served: other reasons come and go with the load.
+    told = mode.reason in _CAUSES and (mode.colocated_allowed or not mode.serving)
+    reason = table.keep_sentence(live.reason if live else "", mode.reason, mode.message) if told else ""
+    deadline = spec.transfer.deadline_milliseconds
+    return RoutingTable(
+        namespace=model.namespace,
+        name=model.name,
+        model=spec.model.name or model.name,
+        mode=mode.mode,
+        reason=reason,  # with fallback Never it also means: the split cannot serve now, answer 503
+        colocated_allowed=mode.colocated_allowed,
+        roles=table.exceptional_roles(scaling.roles, pools, mode.mode),
+        default_roles=dict(table.default_roles(mode.mode)),
+        classes=facts.classes,
+        max_model_length=longest,
+        colocated_max_batched_tokens=spec.colocated.max_batched_tokens,
+        transfer_deadline_s=deadline / 1000 if deadline is not None else None,
+        links=table.merge_links(live.links if live is not None else (), facts.links),
+    )
+
+
+def _is_gated(given: Situation, plan: PlacementPlan, pool: Pool) -> bool:
+    wanted = given.spec.placement.binding
+    if binding_for(wanted, plan) is Binding.GATED:
+        return True
+    # Measured links come and go; once the exact node mattered, pods stay pinned.
+    return wanted is Binding.AUTOMATIC and given.observation.pools[pool].template_gated

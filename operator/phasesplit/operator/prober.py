@@ -1,0 +1,124 @@
+"""Reads the routers of an object and has links measured. I/O only: `links` plans, the planner judges."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from phasesplit.api import names
+from phasesplit.api.names import Pool
+from phasesplit.api.reports import ProbeRequest
+from phasesplit.api.v1alpha1 import Manifest
+from phasesplit.cluster.router_client import RouterClient
+from phasesplit.cluster.snapshot import Key, Snapshot
+from phasesplit.cluster.worker_admin import WorkerAdmin
+from phasesplit.operator.links import Probe, ProbeMemory, plan_probe
+from phasesplit.operator.memory import ObjectMemory
+from phasesplit.operator.observation import merge_reports
+from phasesplit.planner.facts import WorkerFacts
+
+logger = logging.getLogger(__name__)
+
+_PROBE_DEADLINE_S = 2.0
+# Two passes within this time use the same reports.
+_REPORTS_FRESH_S = 1.0
+
+
+class Prober:
+    """One object's routers and links."""
+
+    def __init__(
+        self,
+        routers: RouterClient,
+        workers: WorkerAdmin,
+        wake: Callable[[Key], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._routers = routers
+        self._workers = workers
+        self._wake = wake
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def read_routers(self, snapshot: Snapshot, memory: ObjectMemory, token: str) -> None:
+        """Refresh the routers' reports and what follows from them."""
+        started_s = self._clock()
+        if memory.answered_at_s is not None and started_s - memory.answered_at_s < _REPORTS_FRESH_S:
+            return
+        addresses = _addresses(snapshot.router_pods())
+        answers = await self._routers.read_all(addresses, token)
+        now_s = self._clock()
+        for answer in answers:
+            if answer.error:
+                logger.debug("%s/%s: %s", *snapshot.model.key, answer.error)
+        memory.answers = tuple(answers)
+        memory.answered_at_s = now_s
+        reports, _ = merge_reports(answers)
+        memory.transfers.add(reports.values(), now_s)
+        for answer in answers:
+            if answer.report is not None:
+                memory.links.add(answer.report.links, now_s)
+                for worker in answer.report.workers:
+                    memory.links.add(worker.links, now_s)
+        memory.links.forget_old(now_s)
+
+    def probe_stale_links(
+        self,
+        snapshot: Snapshot,
+        memory: ObjectMemory,
+        token: str,
+        *,
+        workers: tuple[WorkerFacts, ...],
+        stale_s: float,
+    ) -> None:
+        """Start the measurement that is most needed, if any, beside the pass."""
+        if memory.probing:
+            return
+        probe = plan_probe(
+            memory.links,
+            [worker for worker in workers if worker.pool is Pool.DECODE],
+            [worker for worker in workers if worker.pool is Pool.PREFILL],
+            now_s=self._clock(),
+            stale_s=stale_s,
+            last=memory.probe,
+        )
+        addresses = _addresses(snapshot.worker_pods())
+        if probe is None or probe.source not in addresses or probe.puller not in addresses:
+            return
+        memory.probing = True
+        task = asyncio.create_task(self._probe(snapshot.model.key, memory, token, probe, addresses))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _probe(
+        self, key: Key, memory: ObjectMemory, token: str, probe: Probe, addresses: dict[str, str]
+    ) -> None:
+        started_s = self._clock()
+        failed = True
+        try:
+            request = ProbeRequest(
+                host=addresses[probe.source],
+                port=names.WORKER_TRANSFER_PORT,
+                pod=probe.source,
+                node=probe.pair[0],
+                bytes=probe.bytes,
+                deadline_s=_PROBE_DEADLINE_S,
+            )
+            result = await self._workers.probe(addresses[probe.puller], token, request)
+            failed = result.sample is None
+            if result.sample is not None:
+                memory.links.add([result.sample], self._clock())
+            else:
+                logger.info("%s/%s: no measurement from %s to %s: %s", *key, *probe.pair, result.error)
+        finally:
+            ended_s = self._clock()
+            memory.probe = ProbeMemory(ended_s, ended_s - started_s, failed)
+            memory.probing = False
+            self._wake(key)
+
+
+def _addresses(pods: Iterable[Manifest]) -> dict[str, str]:
+    return {
+        str(pod["metadata"]["name"]): str(pod["status"]["podIP"])
+        for pod in pods
+        if pod["status"].get("podIP") and "deletionTimestamp" not in pod["metadata"]
+    }
