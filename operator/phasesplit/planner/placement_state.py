@@ -1,0 +1,197 @@
+"""A partial placement with incremental costs: who is where, what room is left, what one more would cost.
+
+The cost is the sum over pairs (prefill pod, decode pod) of seconds per byte. One more pod of a pool on
+a node costs the node's potential, which is kept per class of nodes and updated with every change.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from phasesplit.api.names import Pool
+from phasesplit.planner.facts import Resources
+from phasesplit.planner.placement_types import SpreadConstraint
+from phasesplit.planner.topology import Topology
+
+Vector = list[int]
+OTHER = {Pool.PREFILL: Pool.DECODE, Pool.DECODE: Pool.PREFILL}
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Nodes, room and rules, independent of any placement. Room is shared by both pools."""
+
+    topology: Topology
+    nodes: tuple[str, ...]  # eligible for some pool, in a fixed order
+    room: Mapping[str, Vector]
+    requests: Mapping[Pool, Vector]
+    eligible: Mapping[Pool, frozenset[str]]
+    spread: Mapping[Pool, tuple[SpreadConstraint, ...]]
+    labels: Mapping[str, Mapping[str, str]]
+    resource_names: tuple[str, ...]  # what the vectors' entries are
+    # Nodes with room for at least one pod, by class, roomiest last.
+    by_class: Mapping[Pool, Mapping[int, tuple[str, ...]]]
+    penalty: Mapping[Pool, Mapping[str, float]]  # soft dislike of a node, in seconds per byte
+
+
+def to_vector(amount: Resources, gpu_names: Sequence[str]) -> Vector:
+    """Amounts in a fixed order."""
+    return [
+        amount.cpu_millis,
+        amount.memory_bytes,
+        amount.pods,
+        *(amount.gpus.get(name, 0) for name in gpu_names),
+    ]
+
+
+def how_many_fit(request: Vector, room: Vector) -> int:
+    """Pods of that request that the room holds."""
+    return min(
+        (have // need for need, have in zip(request, room, strict=True) if need > 0), default=_UNLIMITED
+    )
+
+
+def group_by_class(
+    topology: Topology, eligible: Iterable[str], request: Vector, room: Mapping[str, Vector]
+) -> dict[int, tuple[str, ...]]:
+    """Nodes with room for at least one pod of the request, by class, roomiest last."""
+    size = {node: how_many_fit(request, room[node]) for node in eligible}
+    found: dict[int, list[str]] = {}
+    for node in sorted((name for name in size if size[name] > 0), key=lambda name: (size[name], name)):
+        found.setdefault(topology.class_of[node], []).append(node)
+    return {kind: tuple(nodes) for kind, nodes in found.items()}
+
+
+class Placement:
+    """Counts of pods per pool and node, mutable while searching."""
+
+    def __init__(self, problem: Problem, fixed: Iterable[tuple[Pool, str]] = ()) -> None:
+        """`fixed` pods exist already: they use no further room and are never moved."""
+        self.problem = problem
+        self.counts: dict[Pool, dict[str, int]] = {pool: {} for pool in Pool}
+        self.movable: dict[Pool, dict[str, int]] = {pool: {} for pool in Pool}
+        self.room: dict[str, Vector] = {}
+        self.totals = dict.fromkeys(Pool, 0)
+        self.cost = 0.0
+        classes = problem.topology.num_classes
+        self._potential = {pool: [0.0] * classes for pool in Pool}
+        self._domains = self._empty_domains()
+        for pool, node in fixed:
+            self._change(pool, node, 1)
+
+    def copy(self) -> "Placement":
+        """An independent copy."""
+        other = Placement.__new__(Placement)
+        other.problem = self.problem
+        other.counts = {pool: dict(found) for pool, found in self.counts.items()}
+        other.movable = {pool: dict(found) for pool, found in self.movable.items()}
+        other.room = {node: list(vector) for node, vector in self.room.items()}
+        other.totals = dict(self.totals)
+        other.cost = self.cost
+        other._potential = {pool: list(values) for pool, values in self._potential.items()}
+        other._domains = {
+            pool: {key: dict(found) for key, found in by_key.items()}
+            for pool, by_key in self._domains.items()
+        }
+        return other
+
+    def potential(self, pool: Pool, node: str) -> float:
+        """What one more pod of the pool on the node would add to the cost, its penalty included."""
+        topology = self.problem.topology
+        kind = topology.class_of[node]
+        value = self._potential[pool][kind] + self.problem.penalty[pool].get(node, 0.0)
+        here = self.counts[OTHER[pool]].get(node, 0)
+        if here:
+            value += here * (topology.seconds_per_byte(node, node) - topology.row(kind)[kind])
+        return value
+
+    def class_potential(self, pool: Pool, kind: int) -> float:
+        """The potential of a node of that class with no pod of the other pool on it."""
+        return self._potential[pool][kind]
+
+    def fits(self, pool: Pool, node: str) -> bool:
+        """Room, rules and spread allow one more pod of the pool."""
+        if node not in self.problem.eligible[pool]:
+            return False
+        room = self.room.get(node) or self.problem.room[node]
+        need = self.problem.requests[pool]
+        if any(amount > 0 and amount > have for amount, have in zip(need, room, strict=True)):
+            return False
+        return not self.problem.spread[pool] or self._keeps_spread(pool, node)
+
+    def add(self, pool: Pool, node: str) -> None:
+        """Place one movable pod."""
+        self._take(pool, node, 1)
+        self.movable[pool][node] = self.movable[pool].get(node, 0) + 1
+        self._change(pool, node, 1)
+
+    def remove(self, pool: Pool, node: str) -> None:
+        """Take one movable pod away."""
+        self._take(pool, node, -1)
+        self.movable[pool][node] -= 1
+        if not self.movable[pool][node]:
+            del self.movable[pool][node]
+        self._change(pool, node, -1)
+
+    def used_nodes(self) -> list[str]:
+        """Nodes with any pod, in a fixed order."""
+        return sorted({*self.counts[Pool.PREFILL], *self.counts[Pool.DECODE]})
+
+    def _take(self, pool: Pool, node: str, sign: int) -> None:
+        room = self.room.setdefault(node, list(self.problem.room[node]))
+        for index, amount in enumerate(self.problem.requests[pool]):
+            room[index] -= sign * amount
+
+    def _change(self, pool: Pool, node: str, sign: int) -> None:
+        topology = self.problem.topology
+        if sign < 0:
+            self.cost -= self._without_penalty(pool, node)
+        else:
+            self.cost += self._without_penalty(pool, node)
+        found = self.counts[pool]
+        found[node] = found.get(node, 0) + sign
+        if not found[node]:
+            del found[node]
+        self.totals[pool] += sign
+        kind = topology.class_of[node]
+        # A prefill pod changes what decode pods would cost, by the way from it to them; and conversely.
+        costs = topology.row(kind) if pool is Pool.PREFILL else topology.column(kind)
+        values = self._potential[OTHER[pool]]
+        if sign > 0:
+            self._potential[OTHER[pool]] = [a + b for a, b in zip(values, costs, strict=True)]
+        else:
+            self._potential[OTHER[pool]] = [a - b for a, b in zip(values, costs, strict=True)]
+        for key, domains in self._domains[pool].items():
+            value = self.problem.labels[node].get(key)
+            if value is not None:
+                domains[value] = domains.get(value, 0) + sign
+
+    def _without_penalty(self, pool: Pool, node: str) -> float:
+        return self.potential(pool, node) - self.problem.penalty[pool].get(node, 0.0)
+
+    def _empty_domains(self) -> dict[Pool, dict[str, dict[str, int]]]:
+        """Pods per value of each spread constraint's label; values without a pod count as zero."""
+        return {
+            pool: {
+                constraint.topology_key: {
+                    value: 0
+                    for node in self.problem.eligible[pool]
+                    if (value := self.problem.labels[node].get(constraint.topology_key)) is not None
+                }
+                for constraint in self.problem.spread[pool]
+                if constraint.hard
+            }
+            for pool in Pool
+        }
+
+    def _keeps_spread(self, pool: Pool, node: str) -> bool:
+        for constraint in self.problem.spread[pool]:
+            if not constraint.hard:
+                continue
+            value = self.problem.labels[node].get(constraint.topology_key)
+            domains = self._domains[pool][constraint.topology_key]
+            if value is None or value not in domains:
+                return False
+            if domains[value] + 1 - min(domains.values()) > constraint.max_skew:
+                return False
+        return True
