@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed import addons, control_plane, network, nodes, teardown
+from testbed.audit import AuditLog
 from testbed.binaries import binary, ensure_binaries, ensure_packages
 from testbed.certificates import Pki
 from testbed.errors import TestbedError
@@ -52,8 +53,8 @@ class Testbed:
         return Daemons(self.root)
 
     @property
-    def audit_log(self) -> Path:
-        return control_plane.audit_folder(self.root) / "audit.log"
+    def audit(self) -> AuditLog:
+        return AuditLog(control_plane.audit_log(self.root))
 
     def shape(self, node: str, rate: str | None) -> None:
         """Limit a node's cable to `rate` (`50mbit`); None lifts the limit."""
@@ -162,7 +163,7 @@ def status() -> dict[str, Any]:
         "healthy": _healthy(testbed),
         "root": str(testbed.root),
         "kubeconfig": str(testbed.kubeconfig),
-        "auditLog": str(testbed.audit_log),
+        "auditLog": str(control_plane.audit_log(testbed.root)),
         "nodes": [
             {
                 "name": node.name,

@@ -46,8 +46,8 @@ _AUDIT_POLICY = {
 }
 
 
-def audit_folder(root: Path) -> Path:
-    return root / "audit"
+def audit_log(root: Path) -> Path:
+    return root / "audit" / "audit.log"
 
 
 def start_control_plane(root: Path, daemons: Daemons, pki: Pki, kubectl: Kubectl) -> None:
@@ -107,7 +107,7 @@ def _start_etcd(root: Path, daemons: Daemons) -> None:
 
 
 def _start_api_server(root: Path, daemons: Daemons, pki: Pki) -> None:
-    audit_folder(root).mkdir()
+    audit_log(root).parent.mkdir()
     policy = root / "audit-policy.json"
     policy.write_text(json.dumps(_AUDIT_POLICY, indent=1))
     daemons.spawn(
@@ -134,6 +134,8 @@ def _start_api_server(root: Path, daemons: Daemons, pki: Pki) -> None:
         # Without this `logs` and `exec` look the nodes' names up in the host's DNS.
         "--kubelet-preferred-address-types=InternalIP",
         f"--audit-policy-file={policy}",
-        f"--audit-log-path={audit_folder(root)}/audit.log",
+        f"--audit-log-path={audit_log(root)}",
         "--audit-log-mode=blocking",
+        # Never rotated: a reader keeps its place by the number of bytes.
+        "--audit-log-maxsize=100000",
     )

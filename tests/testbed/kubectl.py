@@ -21,18 +21,15 @@ class Kubectl:
         """Standard output of a call; a TestbedError with kubectl's own words when it fails."""
         return self._run(arguments, timeout_s, stdin, check=True)
 
-    def apply(self, *objects: dict[str, Any], timeout_s: float = 30.0) -> None:
-        """Server-side apply of plain objects."""
+    def apply(self, *objects: dict[str, Any], subresource: str = "", timeout_s: float = 30.0) -> None:
+        """Server-side apply of plain objects, or of a subresource of them."""
         items = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        self(
-            "apply",
+        flags = [
             "--server-side",
             "--force-conflicts",
-            "-f",
-            "-",
-            timeout_s=timeout_s,
-            stdin=json.dumps(items),
-        )
+            *([f"--subresource={subresource}"] if subresource else []),
+        ]
+        self("apply", *flags, "-f", "-", timeout_s=timeout_s, stdin=json.dumps(items))
 
     def get(self, *arguments: object, timeout_s: float = 30.0) -> dict[str, Any]:
         """`kubectl get … -o json`, parsed."""
