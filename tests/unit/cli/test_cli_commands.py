@@ -1,0 +1,148 @@
+"""The command line's own part: help, formats, errors as sentences. The cluster is elsewhere."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from phasesplit.api.legs import LegReport
+from phasesplit.api.reports import KVTrace
+from phasesplit.api.routing import ServedMode
+from phasesplit.cli.explain import explanation
+from phasesplit.cli.kv import trace_table
+from phasesplit.cli.output import bytes_text, milliseconds, rate_text
+from phasesplit.cli.status import conditions_table, pools_table
+
+
+def phasesplit(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "phasesplit.cli.main", *arguments],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", **environment},
+    )  # fmt: skip
+
+
+def rendered(table: object) -> str:
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    console.print(table)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("command", [["status"], ["explain"], ["kv", "inspect"]])
+def test_help_has_examples(command: list[str]) -> None:
+    done = phasesplit(*command, "--help")
+    assert done.returncode == 0
+    assert "Examples" in done.stdout
+
+
+def test_no_kubeconfig_is_one_sentence() -> None:
+    done = phasesplit("status", KUBECONFIG="/nonexistent/config")
+    assert done.returncode == 1
+    assert "kubeconfig" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_unreachable_api_server_is_one_sentence(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1", "kind": "Config", "current-context": "c",
+                "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            }
+        )
+    )  # fmt: skip
+    done = phasesplit("status", KUBECONFIG=str(config))
+    assert done.returncode == 1
+    assert "cannot be reached" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["operator", "router", "worker"])
+def test_programs_answer_help(command: str) -> None:
+    done = phasesplit(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout.lower()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0, "0 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB"), (2 << 50, "2,048.0 TiB")],
+)
+def test_bytes_have_binary_units(value: float | None, text: str) -> None:
+    assert bytes_text(value) == text
+    assert rate_text(value) == (text if value is None else f"{text}/s")
+
+
+def test_milliseconds() -> None:
+    assert milliseconds(1.2345) == "1,234 ms"
+    assert milliseconds(None) == "-"
+
+
+def leg(pod: str, role: str, **facts: object) -> LegReport:
+    return LegReport(
+        request_id="r1", pod=pod, node="n", role=role, num_prompt_tokens=1000, num_output_tokens=8, **facts
+    )
+
+
+def test_a_trace_names_both_pods_and_the_transfer() -> None:
+    trace = KVTrace(
+        request_id="r1", mode=ServedMode.SPLIT, slo_class="default", ttft_s=1.0,
+        prefill=leg("chat-prefill-0", "prefill"),
+        decode=leg(
+            "chat-decode-0", "decode", kv_bytes=46_080_000, kv_transport="TCP",
+            kv_transfer_s=0.5, kv_busy_s=0.4,
+        ),
+    )  # fmt: skip
+    text = rendered(trace_table(trace))
+    for part in ("chat-prefill-0", "chat-decode-0", "43.9 MiB", "TCP", "500 ms", "109.9 MiB/s"):
+        assert part in text
+
+
+def test_a_local_answer_has_one_pod_and_a_recompute_its_reason() -> None:
+    trace = KVTrace(
+        request_id="r1", mode=ServedMode.COLOCATED, slo_class="default",
+        decode=leg("chat-decode-0", "colocated", recomputed="checksum"),
+    )  # fmt: skip
+    text = rendered(trace_table(trace))
+    assert "served by" in text
+    assert "checksum" in text
+
+
+STATUS = {
+    "mode": "Colocated",
+    "decision": {"mode": "Colocated", "reason": "LinkDegraded", "message": "6.2 MB/s of 16 MB/s"},
+    "pools": [{"name": "prefill", "desired": 1, "ready": 1, "updated": 1, "gpus": 0, "nodes": ["a"]}],
+    "conditions": [
+        {"type": "Ready", "status": "True", "reason": "AllServing", "message": "2 of 2"},
+        {"type": "Stalled", "status": "False", "reason": "Settled", "message": ""},
+    ],
+}
+
+
+def test_explanation_answers_each_question() -> None:
+    answer = explanation(
+        {"metadata": {"namespace": "a", "name": "chat"}, "spec": {"mode": "Split"}, "status": STATUS}
+    )
+    assert answer["wanted"] == "Split"
+    assert answer["served"] == "Colocated"
+    assert answer["whyThisMode"]["reason"] == "LinkDegraded"
+
+
+def test_an_object_that_the_operator_has_not_seen_is_shown() -> None:
+    answer = explanation({"metadata": {"namespace": "a", "name": "chat"}, "spec": {}})
+    assert answer["served"] is None
+    assert "POOL" in rendered(pools_table({}))
+    assert "CONDITION" in rendered(conditions_table({}))
+
+
+def test_conditions_are_listed_with_reason() -> None:
+    text = rendered(conditions_table(STATUS))
+    assert "AllServing" in text
+    assert "Stalled" in text
