@@ -252,7 +252,7 @@ class FakeWorker:
         try:
             async for events in self._events(seen):
                 await send(*events)
-        except _Death:
+        except _DeathError:
             assert request.transport is not None
             request.transport.abort()
             return response
@@ -260,7 +260,7 @@ class FakeWorker:
         await response.write_eof()
         return response
 
-    async def _events(self, seen: Seen) -> AsyncIterator[list[dict[str, Any]]]:
+    async def _events(self, seen: Seen) -> AsyncIterator[list[dict[str, Any]]]:  # noqa: C901  a script
         prompt = prompt_of(seen.body)
         length = seen.body.get("max_completion_tokens") or seen.body.get("max_tokens") or DEFAULT_LENGTH
         position = len(seen.internal.output_token_ids)
@@ -314,7 +314,7 @@ class FakeWorker:
     def _check_script(self, position: int) -> None:
         if self.die_at is not None and position >= self.die_at and self.deaths_left > 0:
             self.deaths_left -= 1
-            raise _Death
+            raise _DeathError
 
     def _accepted(self, seen: Seen, prompt_tokens: int) -> dict[str, Any]:
         self.cluster.held[f"{self.pod}/{seen.request_id}"] = asyncio.Event()
@@ -354,7 +354,7 @@ class FakeWorker:
         ).model_dump()
 
 
-class _Death(Exception):
+class _DeathError(Exception):
     """The script says: die now."""
 
 

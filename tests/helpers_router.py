@@ -7,7 +7,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import aiohttp
 import psutil
 
-from helpers_fake_worker import ADMIN_TOKEN, MODEL, FakeWorker
+from helpers_fake_worker import ADMIN_TOKEN, MODEL, FakeCluster, FakeWorker
+from phasesplit.api.names import Pool
 from phasesplit.api.reports import KVTrace, RouterReport
 from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
 
@@ -51,6 +53,13 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+async def wait_until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 10) -> None:
+    """Ask again and again until something holds."""
+    async with asyncio.timeout(timeout_s):
+        while not await holds():  # noqa: ASYNC110  it happens in another process
+            await asyncio.sleep(0.03)
 
 
 @dataclass
@@ -173,21 +182,27 @@ class RouterProcess:
     async def wait_polled(self, workers: Iterable[FakeWorker], timeout_s: float = 10) -> None:
         """Until the router knows each of these workers."""
         pods = {worker.pod for worker in workers}
-        async with asyncio.timeout(timeout_s):
-            while not pods <= {item.pod for item in (await self.report()).workers}:
-                await asyncio.sleep(0.05)
+
+        async def known() -> bool:
+            return pods <= {item.pod for item in (await self.report()).workers}
+
+        await wait_until(known, timeout_s)
 
     async def wait_version(self, version: int, timeout_s: float = 10) -> None:
         """Until the router serves by a table of this version."""
-        async with asyncio.timeout(timeout_s):
-            while (await self.report()).table_version < version:
-                await asyncio.sleep(0.02)
+
+        async def served() -> bool:
+            return (await self.report()).table_version >= version
+
+        await wait_until(served, timeout_s)
 
     async def wait_idle(self, timeout_s: float = 10) -> None:
         """Until nothing is in flight."""
-        async with asyncio.timeout(timeout_s):
-            while (await self.report()).in_flight:
-                await asyncio.sleep(0.05)
+
+        async def idle() -> bool:
+            return not (await self.report()).in_flight
+
+        await wait_until(idle, timeout_s)
 
     def chat_body(self, prompt: str, **changes: Any) -> dict[str, Any]:
         """A chat request."""
@@ -242,3 +257,62 @@ def take_event(seen: Streamed, data: bytes) -> None:
         seen.text += (delta.get("content") if "delta" in choice else choice.get("text")) or ""
         if choice.get("finish_reason"):
             seen.finish_reasons.append(choice["finish_reason"])
+
+
+@dataclass
+class Site:
+    """A router and its workers."""
+
+    router: RouterProcess
+    cluster: FakeCluster
+    prefills: list[FakeWorker]
+    decodes: list[FakeWorker]
+
+    @property
+    def workers(self) -> list[FakeWorker]:
+        """All of them."""
+        return [*self.prefills, *self.decodes]
+
+    def legs(self) -> int:
+        """Legs started so far, on all workers."""
+        return sum(len(worker.legs) for worker in self.workers)
+
+    def running(self) -> int:
+        """Legs running now, on all workers."""
+        return sum(len(worker.running) for worker in self.workers)
+
+    async def wait_freed(self, worker: FakeWorker) -> None:
+        """Until nothing runs and this worker was told to drop something."""
+        while self.running() or not worker.cancelled:  # noqa: ASYNC110  measured in milliseconds
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def running_site(
+    prefills: int = 1, decodes: int = 1, table: RoutingTable | None = None, flags: tuple[str, ...] = ()
+) -> AsyncIterator[Site]:
+    """A router process in front of scripted workers, all of them polled."""
+    cluster = FakeCluster()
+    site = Site(
+        RouterProcess(*flags),
+        cluster,
+        [
+            await FakeWorker(cluster, f"obj-prefill-{index}", Pool.PREFILL, node="left").start()
+            for index in range(prefills)
+        ],
+        [
+            await FakeWorker(cluster, f"obj-decode-{index}", Pool.DECODE, node="right").start()
+            for index in range(decodes)
+        ],
+    )
+    try:
+        site.router.route(table or split_table(), site.workers)
+        await site.router.start()
+        await site.router.wait_polled(site.workers)
+        yield site
+        crash = "unexpected error" in site.router.log() or "Traceback" in site.router.log()
+        assert not crash, site.router.log()
+    finally:
+        await site.router.stop()
+        for worker in site.workers:
+            await worker.stop()

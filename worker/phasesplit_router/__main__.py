@@ -80,10 +80,10 @@ async def _discovery(settings: RouterSettings) -> Discovery:
 
 async def _drain(router: Router, drain_s: float) -> None:
     """Wait for open requests, to a deadline."""
-    end_s = asyncio.get_running_loop().time() + drain_s
-    while router.in_flight and asyncio.get_running_loop().time() < end_s:
-        await asyncio.sleep(0.05)
-    if router.in_flight:
+    try:
+        async with asyncio.timeout(drain_s):
+            await router.is_idle.wait()
+    except TimeoutError:
         logger.warning("%d requests were cut off after %.0f s of draining", router.in_flight, drain_s)
 
 

@@ -49,15 +49,17 @@ def refuse(latency_class: LatencyClass, outlook: Outlook) -> ApiError | None:
             return None
         return overloaded(
             f"The prompt alone takes {outlook.own_prefill_s:.2f} s to read, over the target of class "
-            f"{latency_class.name} ({latency_class.ttft_s:.2f} s); send a shorter prompt or another x-slo-class.",
+            f"{latency_class.name} ({latency_class.ttft_s:.2f} s); "
+            "send a shorter prompt or another x-slo-class.",
             "infeasible",
             MAX_RETRY_AFTER_S,
         )
     phase = "decode" if outlook.decode_wait_s > outlook.prefill_wait_s else "prefill"
     over_s = outlook.ttft_s - latency_class.ttft_s
     return overloaded(
-        f"The first token would come after {outlook.ttft_s:.2f} s, of which {outlook.wait_s:.2f} s waiting for "
-        f"{phase}; the target of class {latency_class.name} is {latency_class.ttft_s:.2f} s; retry later.",
+        f"The first token would come after {outlook.ttft_s:.2f} s, of which {outlook.wait_s:.2f} s "
+        f"waiting for {phase}; the target of class {latency_class.name} is {latency_class.ttft_s:.2f} s; "
+        "retry later.",
         f"{phase}_queue",
         min(over_s, MAX_RETRY_AFTER_S),
     )

@@ -37,7 +37,7 @@ RETRY_PATIENCE_S = 60.0  # one that has begun waits for a pod to come back
 LONGEST_QUEUE_S = 600.0
 TAIL_S = 5.0  # wait for the report after the last token
 
-LegOpener = Callable[[Worker, str, bytes, dict[str, str], str], Leg]
+LegOpener = Callable[[Worker, str, bytes, dict[str, str]], Leg]
 
 
 class Sink(Protocol):
@@ -197,7 +197,7 @@ class Flow:
             names.HEADER_ROLE: str(services.book.role_of(worker)),
             names.HEADER_ROLE_VERSION: str(table.version if table else 0),
         }
-        return services.open_leg(worker, request.path, request.leg_body + fields + b"}", headers, leg_id)
+        return services.open_leg(worker, request.path, request.leg_body + fields + b"}", headers)
 
     async def _local(self, placement: Placement) -> None:
         leg = self._leg(placement.decode, None)

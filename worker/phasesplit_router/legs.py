@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from phasesplit.api import legs as protocol
+from phasesplit.api import names
 from phasesplit_router import sse
 from phasesplit_router.errors import LegBusyError, LegLostError, LegRejectedError
 from phasesplit_router.workers import Worker
@@ -40,10 +41,9 @@ class Leg:
         path: str,
         body: bytes,
         headers: dict[str, str],
-        request_id: str,
     ) -> None:
         self.worker = worker
-        self.request_id = request_id
+        self.request_id = headers[names.HEADER_REQUEST_ID]
         self.report: protocol.LegReport | None = None
         self.usage: dict[str, Any] | None = None
         self.is_done = False  # [DONE] was read

@@ -119,7 +119,7 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise bad_request("The request body is nested too deeply; flatten it.") from error
     except ValueError as error:
-        detail = str(error) if isinstance(error, json.JSONDecodeError) else "it is not JSON text"
+        detail = "it is not UTF-8 text" if isinstance(error, UnicodeError) else str(error)
         raise bad_request(f"The request body is not valid JSON: {detail}.") from error
     if not isinstance(body, dict):
         raise bad_request("The request body must be a JSON object.")

@@ -1,5 +1,6 @@
 """Composition: everything one router process is made of, and the report it gives of itself."""
 
+import asyncio
 import random
 import time
 
@@ -38,6 +39,8 @@ class Router:
         self.metrics = Metrics(name=settings.object_name, namespace=settings.namespace)
         self.draw = random.Random()
         self.in_flight = 0
+        self.is_idle = asyncio.Event()
+        self.is_idle.set()
         self._legs_session = _session(limit_idle_s=15)
         self._admin_session = _session(limit_idle_s=30)
         self.monitor = Monitor(
@@ -70,13 +73,22 @@ class Router:
         if snapshot.table is not None:
             self.metrics.take_table(snapshot.table)
 
+    def count_in_flight(self, change: int) -> None:
+        """A request came or went."""
+        self.in_flight += change
+        self.metrics.in_flight(change)
+        if self.in_flight:
+            self.is_idle.clear()
+        else:
+            self.is_idle.set()
+
     def admit(self, demand: Demand, latency_class: LatencyClass) -> ApiError | None:
         """The refusal a new request gets, if any."""
         outlook = self.queues.outlook(demand, latency_class.priority, time.monotonic())
         return admission.refuse(latency_class, outlook)
 
-    def _open_leg(self, worker: Worker, path: str, body: bytes, headers: dict[str, str], leg_id: str) -> Leg:
-        return Leg(self._legs_session, worker, path, body, headers, leg_id)
+    def _open_leg(self, worker: Worker, path: str, body: bytes, headers: dict[str, str]) -> Leg:
+        return Leg(self._legs_session, worker, path, body, headers)
 
     # Observer of flows
 

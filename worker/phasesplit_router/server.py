@@ -98,11 +98,10 @@ class RouterServer:
         record = Record(request_id, client.latency_class, arrival_s)
         router.ledger.arrived(client.latency_class.name, arrival_s)
         self._ids.add(request_id)
-        router.in_flight += 1
-        router.metrics.in_flight(1)
+        router.count_in_flight(1)
         try:
             return await self._answer(request, client, record)
-        except (asyncio.CancelledError, ConnectionResetError):
+        except asyncio.CancelledError:
             record.abandoned = True
             raise
         except ApiError as error:
@@ -111,8 +110,7 @@ class RouterServer:
             raise
         finally:
             self._ids.discard(request_id)
-            router.in_flight -= 1
-            router.metrics.in_flight(-1)
+            router.count_in_flight(-1)
             router.ledger.ended(record, time.monotonic())
             router.metrics.ended(record)
 
@@ -145,6 +143,9 @@ class RouterServer:
             raise refusal
         try:
             await flow.run()
+        except ConnectionResetError:  # the client left between two tokens
+            record.abandoned = True
+            return sink.response if sink and sink.response else web.Response()
         except LegRejectedError as error:
             record.failed = True
             return web.Response(
@@ -247,7 +248,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
     except web.HTTPException as error:
         failure = _from_http(error, request)
     except ConnectionResetError:
-        raise  # the client is gone; aiohttp closes the connection
+        return web.Response()  # the client is gone: nobody reads this
     except Exception:  # the one place where the unforeseen becomes an answer instead of a hang
         logger.exception("unexpected error while serving %s %s", request.method, request.path)
         failure = ApiError(
