@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers_transfer import KEY, LAYOUT, eventually, params_for, running_side
+from helpers_transfer import FINGERPRINT, KEY, LAYOUT, eventually, params_for, running_side
 from helpers_transfer_peers import (
     NUM_BLOCKS,
     TOKENS,
@@ -50,7 +50,7 @@ from phasesplit_worker.transfer.tcp_session import ServerLimits
 
 pytestmark = pytest.mark.integration
 
-PULL = Pull(request_id="r", model_fingerprint="model-a", num_blocks=NUM_BLOCKS)
+PULL = Pull(request_id="r", model_fingerprint=FINGERPRINT, num_blocks=NUM_BLOCKS)
 
 
 async def pull_works(prefill, decode, request_id="after"):

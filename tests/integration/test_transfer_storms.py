@@ -46,9 +46,8 @@ def disconnect_somewhere(port: int, request_id: str, randomness: random.Random) 
         return
     channel = authenticated_channel(port)
     if stage == 3:
-        channel.send(
-            Pull(request_id=request_id, model_fingerprint="model-a", num_blocks=NUM_BLOCKS), limits()
-        )
+        pull = Pull(request_id=request_id, model_fingerprint=FINGERPRINT, num_blocks=NUM_BLOCKS)
+        channel.send(pull, limits())
         with contextlib.suppress(TransferError):
             channel.receive_into([memoryview(bytearray(randomness.randrange(1, 3000)))], limits(0.05))
     channel.close()

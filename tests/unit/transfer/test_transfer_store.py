@@ -1,0 +1,344 @@
+"""The life of exported KV: states, times to live, readers, preemptions, blocks given back."""
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers_transfer import FINGERPRINT, LAYOUT, MemoryPool, eventually, make_sequence
+from phasesplit.api.manifest import ManifestState
+from phasesplit_worker.transfer.ended import MAX_MANIFESTS, MAX_PROMISES, MAX_STATES, PROMISE_S
+from phasesplit_worker.transfer.errors import TransferError, TransferFailure
+from phasesplit_worker.transfer.export import ExportIdentity
+from phasesplit_worker.transfer.housekeeping import Housekeeper
+from phasesplit_worker.transfer.integrity import checksum, hash_token_ids
+from phasesplit_worker.transfer.store import KVStore
+
+TOKENS = list(range(10))  # three blocks of four, the last of two
+BLOCKS = (7, 3, 5)
+TTL_S = 30.0
+STATE = {"seed": 1, "position": 10}
+
+
+class Setup:
+    """A store with a clock set by hand, and a housekeeper that works when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.released: list[str] = []
+        self.expired: list[int] = []
+        self.pool = MemoryPool(16)
+        for block_id in range(16):
+            self.pool.fill(block_id, seed=block_id)
+        identity = ExportIdentity(
+            model_fingerprint=FINGERPRINT, layout=LAYOUT, engine_id="e", endpoint=lambda: "10.0.0.1:8100"
+        )
+        self.store = KVStore(identity, ttl_s=TTL_S, clock=lambda: self.now_s)
+        self.housekeeper = Housekeeper(
+            self.store, self.pool, release=self.released.append, on_expired=self.expired.append
+        )
+
+    def work(self) -> None:
+        self.housekeeper.work()
+
+    def accept(self, request_id: str = "r") -> None:
+        self.store.on_prefill_accepted(make_sequence(request_id, TOKENS))
+
+    def run(self, request_id: str = "r") -> None:
+        self.accept(request_id)
+        self.store.on_blocks_ready(request_id, 10, BLOCKS)
+        self.store.on_prefill_finished(request_id, 42, STATE)
+        self.work()
+
+    def refusal(self, request_id: str = "r") -> TransferFailure:
+        with pytest.raises(TransferError) as caught, self.store.reading(request_id):
+            pass
+        return caught.value.reason
+
+
+@pytest.fixture
+def setup():
+    return Setup()
+
+
+def test_manifest_grows_with_the_prefill(setup):
+    setup.accept()
+    first = setup.store.manifest("r")
+    assert (first.state, first.num_ready_tokens, first.checksums) == (ManifestState.RUNNING, 0, ())
+    assert first.token_ids_hash == hash_token_ids(TOKENS, 4)
+    assert (first.num_tokens, first.bytes) == (10, 3 * LAYOUT.bytes_per_block)
+
+    setup.store.on_blocks_ready("r", 9, BLOCKS)
+    setup.work()
+    half = setup.store.manifest("r")
+    assert half.checksums == tuple(checksum(setup.pool.block_view(block)) for block in BLOCKS[:2])
+    assert half.first_token is None
+
+    setup.now_s += 2
+    setup.store.on_blocks_ready("r", 10, BLOCKS)
+    setup.store.on_prefill_finished("r", 42, STATE)
+    setup.work()
+    last = setup.store.manifest("r")
+    assert (last.state, last.first_token, last.sampling_state) == (ManifestState.READY, 42, STATE)
+    assert (len(last.checksums), last.blocks, last.engine_id) == (3, BLOCKS, "e")
+    assert (last.endpoint, last.age_s, last.expires_in_s) == ("10.0.0.1:8100", 2, TTL_S)
+
+
+def test_replayed_output_belongs_to_the_kv(setup):
+    sequence = make_sequence("r", TOKENS)
+    sequence.output_token_ids.extend([90, 91])
+    sequence.num_known_tokens = 12
+    setup.store.on_prefill_accepted(sequence)
+    assert setup.store.manifest("r").token_ids_hash == hash_token_ids([*TOKENS, 90, 91], 4)
+
+
+def test_pulled_kv_goes_back_to_the_engine_and_is_remembered(setup):
+    setup.run()
+    setup.store.release("r", pulled=True)
+    setup.work()
+    assert setup.released == ["r"]
+    assert setup.store.num_exports == 0
+    assert setup.store.manifest("r").state is ManifestState.PULLED
+    assert setup.refusal() is TransferFailure.UNKNOWN_REQUEST
+
+
+def test_nothing_is_given_back_while_it_is_read(setup):
+    setup.run()
+    with setup.store.reading("r") as export:
+        setup.store.release("r", pulled=True)
+        setup.work()
+        assert setup.released == []
+        with pytest.raises(TransferError):
+            setup.store.wait_sealed(export, 0, 1)
+    setup.work()
+    assert setup.released == ["r"]
+
+
+def test_time_to_live_counts_from_the_end_of_the_prefill(setup):
+    setup.accept()
+    setup.now_s += 10 * TTL_S
+    setup.work()
+    assert setup.store.manifest("r").state is ManifestState.RUNNING
+    setup.store.on_blocks_ready("r", 10, BLOCKS)
+    setup.store.on_prefill_finished("r", 42, STATE)
+    setup.now_s += TTL_S - 0.1
+    setup.work()
+    assert setup.released == []
+    setup.now_s += 0.1
+    setup.work()
+    assert (setup.released, setup.expired) == (["r"], [3])
+    assert setup.refusal() is TransferFailure.EXPIRED
+
+
+def test_transfer_under_way_does_not_expire(setup):
+    setup.run()
+    with setup.store.reading("r"):
+        setup.now_s += 2 * TTL_S
+        setup.work()
+        assert setup.expired == []
+    setup.work()
+    assert setup.expired == [3]
+
+
+def test_abort_by_the_engine_needs_no_release(setup):
+    setup.accept()
+    setup.store.on_blocks_ready("r", 4, BLOCKS[:1])
+    setup.store.on_prefill_aborted("r", "abort")
+    setup.work()
+    assert (setup.released, setup.store.num_exports) == ([], 0)
+    assert setup.refusal() is TransferFailure.ABORTED
+
+
+def test_unwanted_prefill_is_released_when_it_has_finished(setup):
+    setup.accept()
+    setup.store.release("r", pulled=False)
+    setup.work()
+    assert setup.released == [], "the engine still computes it: its first token is wanted"
+    setup.store.on_blocks_ready("r", 10, BLOCKS)
+    setup.store.on_prefill_finished("r", 42, STATE)
+    setup.work()
+    assert setup.released == ["r"]
+    assert setup.store.manifest("r").state is ManifestState.ABORTED
+
+
+def test_confirmation_of_a_running_prefill_is_no_pull(setup):
+    setup.accept()
+    setup.store.release("r", pulled=True)
+    assert setup.store.manifest("r").state is ManifestState.ABORTED
+
+
+def test_preemption_drops_checksums_of_moved_blocks(setup):
+    setup.accept()
+    setup.store.on_blocks_ready("r", 8, BLOCKS)
+    setup.work()
+    assert len(setup.store.manifest("r").checksums) == 2
+    setup.store.on_blocks_ready("r", 4, (7, 9))
+    assert len(setup.store.manifest("r").checksums) == 1
+    setup.store.on_blocks_ready("r", 0, ())
+    assert setup.store.manifest("r").checksums == ()
+    setup.store.on_blocks_ready("r", 10, (1, 2, 4))
+    setup.store.on_prefill_finished("r", 42, STATE)
+    setup.work()
+    expected = tuple(checksum(setup.pool.block_view(block)) for block in (1, 2, 4))
+    assert setup.store.manifest("r").checksums == expected
+
+
+def test_checksums_of_blocks_that_moved_meanwhile_are_dropped(setup):
+    setup.accept()
+    setup.store.on_blocks_ready("r", 8, BLOCKS)
+    unsealed = setup.store.take_unsealed()
+    setup.store.on_blocks_ready("r", 8, (1, 2, 3))
+    setup.store.seal(unsealed, ["stale", "stale"])
+    assert setup.store.manifest("r").checksums == ()
+    setup.work()
+    assert setup.store.manifest("r").checksums[0] == checksum(setup.pool.block_view(1))
+
+
+def test_promised_request_is_waited_for_and_others_are_not(setup):
+    setup.store.promise("r")
+    assert setup.store.wait_accepted("r", 0) is False
+    setup.accept()
+    assert setup.store.wait_accepted("r", 0) is True
+    with pytest.raises(TransferError) as caught:
+        setup.store.wait_accepted("other", 0)
+    assert caught.value.reason is TransferFailure.UNKNOWN_REQUEST
+
+
+def test_promise_lapses(setup):
+    setup.store.promise("r")
+    setup.now_s += PROMISE_S
+    with pytest.raises(TransferError):
+        setup.store.wait_accepted("r", 0)
+
+
+def test_promise_of_a_request_that_the_engine_gave_up_is_aborted(setup):
+    setup.store.promise("r")
+    setup.store.on_prefill_aborted("r", "abort")
+    with pytest.raises(TransferError) as caught:
+        setup.store.wait_accepted("r", 0)
+    assert caught.value.reason is TransferFailure.ABORTED
+
+
+def test_same_id_may_live_again(setup):
+    setup.run()
+    setup.store.release("r", pulled=True)
+    setup.work()
+    setup.run()
+    assert setup.store.manifest("r").state is ManifestState.READY
+    with setup.store.reading("r") as export:
+        assert export.is_complete
+
+
+def test_memory_of_the_past_is_bounded(setup):
+    for number in range(MAX_STATES + 10):
+        setup.store.promise(f"r{number}")
+        setup.store.on_prefill_aborted(f"r{number}", "abort")
+    for number in range(MAX_MANIFESTS + 10):
+        setup.run(f"m{number}")
+        setup.store.release(f"m{number}", pulled=True)
+        setup.work()
+    for number in range(MAX_PROMISES + 10):
+        setup.store.promise(f"p{number}")
+    assert setup.refusal("r0") is TransferFailure.UNKNOWN_REQUEST
+    assert setup.store.manifest("m0") is None
+    assert setup.store.manifest("m70") is not None
+
+
+def test_waiting_reader_is_woken_by_the_chunk_and_by_the_abort(setup):
+    setup.accept()
+    seen: list[object] = []
+
+    def read() -> None:
+        with setup.store.reading("r") as export:
+            seen.append(setup.store.wait_sealed(export, 0, 5))
+            try:
+                setup.store.wait_complete(export, 5)
+            except TransferError as error:
+                seen.append(error.reason)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    setup.store.on_blocks_ready("r", 8, BLOCKS)
+    setup.work()
+    assert eventually(lambda: seen == [2])
+    setup.store.on_prefill_aborted("r", "abort")
+    thread.join(5)
+    assert seen == [2, TransferFailure.ABORTED]
+
+
+def test_close_ends_everything(setup):
+    setup.run()
+    setup.housekeeper.stop()
+    setup.work()
+    assert setup.released == ["r"]
+    assert setup.refusal() is TransferFailure.ABORTED
+
+
+class Life:
+    """An engine with four slots: it holds what finished until released, and checks every release."""
+
+    def __init__(self) -> None:
+        self.setup = Setup()
+        self.names: dict[int, str] = {}
+        self.running: set[str] = set()
+        self.held: set[str] = set()
+        self.setup.housekeeper._release = self.release
+
+    def release(self, request_id: str) -> None:
+        assert request_id in self.held, "released twice, or never held"
+        self.held.discard(request_id)
+
+    def accept(self, slot: int) -> None:
+        if self.names.get(slot) not in self.running | self.held:
+            self.names[slot] = name = f"r{len(self.names)}-{self.setup.now_s}-{slot}"
+            self.running.add(name)
+            self.setup.accept(name)
+
+    def chunk(self, slot: int) -> None:
+        if self.names.get(slot) in self.running:
+            self.setup.store.on_blocks_ready(self.names[slot], 8, BLOCKS)
+
+    def finish(self, slot: int) -> None:
+        name = self.names.get(slot)
+        if name in self.running:
+            self.running.discard(name)
+            self.held.add(name)
+            self.setup.store.on_blocks_ready(name, 10, BLOCKS)
+            self.setup.store.on_prefill_finished(name, 1, STATE)
+
+    def abort(self, slot: int) -> None:
+        name = self.names.get(slot)
+        if name in self.running | self.held:
+            self.running.discard(name)
+            self.held.discard(name)
+            self.setup.store.on_prefill_aborted(name, "abort")
+
+    def pulled(self, slot: int) -> None:
+        self.setup.store.release(self.names.get(slot, "unknown"), pulled=True)
+
+    def unwanted(self, slot: int) -> None:
+        self.setup.store.release(self.names.get(slot, "unknown"), pulled=False)
+
+    def later(self, slot: int) -> None:
+        self.setup.now_s += TTL_S / 2
+
+    def work(self, slot: int) -> None:
+        self.setup.work()
+
+
+OPERATIONS = ["accept", "chunk", "finish", "abort", "pulled", "unwanted", "later", "work"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 3)), max_size=40))
+def test_every_held_prefill_is_released_exactly_once_whatever_happens(operations):
+    life = Life()
+    for operation, slot in operations:
+        getattr(life, operation)(slot)
+    for slot in range(4):
+        life.finish(slot)
+    life.setup.now_s += TTL_S
+    life.setup.work()
+    assert life.held == set()
+    assert life.setup.store.num_exports == 0
