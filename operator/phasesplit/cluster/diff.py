@@ -94,6 +94,8 @@ def _map_difference(
             found = _leftover(have, owned[key], path) if key in owned else None
         elif key not in live:
             return Difference(path, Why.ABSENT)
+        elif key not in owned and isinstance(value, Mapping) and isinstance(have, Mapping):
+            found = _map_difference(value, have, {}, path)  # to name the field, not its parent
         elif key not in owned:
             return Difference(path, Why.NOT_OURS, _both(value, have))
         else:
@@ -142,6 +144,11 @@ def _keyed_list_difference(
         path = f"{at}[{_label(item)}]"
         if have is None:
             return Difference(path, Why.ABSENT)
+        if not _holds(owned, "f:"):
+            found = _whole_difference(item, have, path)
+            if found:
+                return found
+            continue
         # Key fields are owned through the entry itself, whether the manifest names them or not.
         below = {name: value for name, value in owned.items() if name.removeprefix("f:") not in key}
         below |= {f"f:{name}": {} for name in key if name in item}
@@ -237,7 +244,7 @@ def _extract(live: Any, fields: Fields) -> Any:
         for item in live:
             for key, owned in _keyed_entries(fields):
                 if _has_key(item, key, strict=True):
-                    found.append({**key, **_extract_map(item, owned)})
+                    found.append({**key, **_extract_map(item, owned)} if _holds(owned, "f:") else item)
                     break
         return found
     if _is_list(live) and _holds(fields, "v:"):

@@ -82,7 +82,7 @@ class ChildrenWriter:
             scale = build_scale(context, pool, replicas)
             current = self._state.snapshot(snapshot.model)
             change = await self._child.apply(current, scale, memory.applied, names.SCALER_FIELD_MANAGER)
-            if change is not None:
+            if change is not None and observation.pools[pool].exists:
                 written.scales.append(change)
         table_changed = any(change.kind == CONFIG_MAP.kind for change in written.children)
         return replace(written, table_changed=table_changed)

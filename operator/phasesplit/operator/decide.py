@@ -15,7 +15,13 @@ from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
 from phasesplit.api.v1alpha1 import Binding, DisaggregatedModelSpec, Manifest, Mode
 from phasesplit.cluster.snapshot import Snapshot
 from phasesplit.operator import metrics, table
-from phasesplit.operator.facts import bound_nodes, read_nodes, read_pods, shares_device
+from phasesplit.operator.facts import (
+    bound_nodes,
+    has_rules_between_pods,
+    read_nodes,
+    read_pods,
+    shares_device,
+)
 from phasesplit.operator.memory import ObjectMemory, restore_mode
 from phasesplit.operator.observation import Observation
 from phasesplit.operator.placing import Placer, PlacingInput
@@ -42,7 +48,6 @@ class MetricsState:
     error_detail: str = ""
     failing_s: float = 0.0
     scrape_interval_s: float = 15.0
-    asked: bool = True  # False: not a single round yet
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ def _judge(given: Situation, memory: ObjectMemory, classes: tuple[LatencyClass, 
     state = given.metrics
     return judge_metrics(
         MetricsInput(
-            configured=state.configured and state.asked,
+            configured=state.configured,
             samples=metrics.to_samples(memory.metrics, classes, ready),
             error=state.error,
             error_detail=state.error_detail,
@@ -311,6 +316,8 @@ def _table_content(
 
 def _is_gated(given: Situation, plan: PlacementPlan, pool: Pool) -> bool:
     wanted = given.spec.placement.binding
+    if wanted is Binding.AUTOMATIC and has_rules_between_pods(given.pod_specs[pool], pool):
+        return False  # a pin would defeat them: the scheduler knows them, the plan does not
     if binding_for(wanted, plan) is Binding.GATED:
         return True
     # Measured links come and go; once the exact node mattered, pods stay pinned.

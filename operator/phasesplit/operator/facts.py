@@ -12,6 +12,8 @@ from phasesplit.operator.status import from_rfc3339
 from phasesplit.planner.facts import NodeFacts, PodFacts
 from phasesplit.planner.reading import sum_requests, to_node_facts
 
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_HARD = "DoNotSchedule"
 _SHARING_LABEL = "nvidia.com/gpu.sharing-strategy"
 
 
@@ -43,6 +45,21 @@ def shares_device(pool: PoolSpec, placed: Sequence[str], nodes: Sequence[NodeFac
         return False
     sharing = {node.name for node in nodes if node.labels.get(_SHARING_LABEL, "none") not in ("none", "")}
     return any(node in sharing for node in placed)
+
+
+def has_rules_between_pods(pod_spec: Manifest, pool: Pool) -> bool:
+    """Does the pod ask where other pods are, beyond those of its own pool?
+
+    Required pod affinity, and hard spreading over pods of both pools.
+    """
+    affinity = pod_spec.get("affinity") or {}
+    if any((affinity.get(kind) or {}).get(_REQUIRED) for kind in ("podAffinity", "podAntiAffinity")):
+        return True
+    return any(
+        item.get("whenUnsatisfiable", _HARD) == _HARD
+        and ((item.get("labelSelector") or {}).get("matchLabels") or {}).get(names.LABEL_POOL) != pool
+        for item in pod_spec.get("topologySpreadConstraints") or ()
+    )
 
 
 def _read_pod(pod: Manifest, reports: Mapping[str, WorkerReport], now_s: float) -> PodFacts:

@@ -55,7 +55,12 @@ def live_container(**changes: Any) -> dict[str, Any]:
     """The same container as the API server returns it."""
     stored = container(
         resources={"requests": {"cpu": "1", "memory": "1Gi"}},
-        env=[{"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}}],
+        env=[
+            {
+                "name": "POD_NAME",
+                "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}},
+            }
+        ],
         ports=[{"containerPort": 8000, "name": "http", "protocol": "TCP"}],
         terminationMessagePath="/dev/termination-log",
         imagePullPolicy="IfNotPresent",
@@ -115,6 +120,11 @@ EQUAL = {
         stateful_set(ingress=[{"ports": [{"port": 8000, "protocol": "TCP"}]}]),
         fields(**{"f:ingress": {}}),
     ),
+    "items that are owned as a whole": (
+        stateful_set(ownerReferences=[{"uid": "1", "name": "chat", "controller": True}]),
+        stateful_set(ownerReferences=[{"uid": "1", "name": "chat", "controller": True}]),
+        fields(**{"f:ownerReferences": {'k:{"uid":"1"}': {}}}),
+    ),
     "a set of values with others' beside": (
         stateful_set(finalizers=["ours"]),
         stateful_set(finalizers=["theirs", "ours"]),
@@ -152,6 +162,20 @@ DIFFERENT = {
         BASE_FIELDS,
         "spec.paused",
         Why.NOT_OURS,
+    ),
+    "a field below a parent that is not ours": (
+        {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "x"}, "spec": {"replicas": 2}},
+        stateful_set(replicas=1),
+        {},
+        "spec.replicas",
+        Why.NOT_OURS,
+    ),
+    "an item that is owned as a whole": (
+        stateful_set(ownerReferences=[{"uid": "1", "controller": True}]),
+        stateful_set(ownerReferences=[{"uid": "1", "controller": False}]),
+        fields(**{"f:ownerReferences": {'k:{"uid":"1"}': {}}}),
+        "spec.ownerReferences[uid=1].controller",
+        Why.VALUE,
     ),
     "ours and no longer wanted": (
         stateful_set(),
@@ -271,5 +295,7 @@ def test_the_owned_part_has_the_shape_of_the_manifest() -> None:
 
 
 def test_the_difference_reads_as_a_sentence() -> None:
-    found = first_difference(stateful_set(paused=True), stateful_set(paused=False), fields(**{"f:paused": {}}))
+    found = first_difference(
+        stateful_set(paused=True), stateful_set(paused=False), fields(**{"f:paused": {}})
+    )
     assert str(found) == "spec.paused has another value (false instead of true)"
