@@ -1,0 +1,1 @@
+"""Load and measurement against OpenAI endpoints. Knows no torch, no Kubernetes."""
