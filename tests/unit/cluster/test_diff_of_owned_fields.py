@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from phasesplit.cluster.diff import Why, first_difference, owned_fields, owned_part
 
 

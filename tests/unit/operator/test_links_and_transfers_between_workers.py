@@ -1,0 +1,149 @@
+"""Bandwidth from samples, when to probe, and the window of failed transfers."""
+
+import math
+
+from phasesplit.api.names import Pool, Role
+from phasesplit.api.reports import LinkSample, WorkerReport, WorkerState
+from phasesplit.operator.links import (
+    MAX_PROBE_BYTES,
+    MIN_PROBE_BYTES,
+    LinkBook,
+    ProbeMemory,
+    plan_probe,
+    probe_bytes,
+)
+from phasesplit.operator.transfers import TransferCounter
+from phasesplit.planner.facts import WorkerFacts
+
+MIB = 1 << 20
+
+
+def sample(busy_s: float, *, size: int = MIB, age_s: float = 0.0, to_node: str = "b") -> LinkSample:
+    return LinkSample(
+        from_node="a",
+        to_node=to_node,
+        from_pod="p0",
+        to_pod="d0",
+        transport="TCP",
+        bytes=size,
+        busy_s=busy_s,
+        age_s=age_s,
+    )
+
+
+def worker(pod: str, node: str, pool: Pool) -> WorkerFacts:
+    return WorkerFacts(pod, node, pool, Role.COLOCATED)
+
+
+PREFILL, DECODE = worker("p0", "a", Pool.PREFILL), worker("d0", "b", Pool.DECODE)
+
+
+def test_bandwidth_is_bytes_over_busy_time_of_the_last_seconds() -> None:
+    book = LinkBook()
+    book.add([sample(0.01, age_s=60)], 100)
+    book.add([sample(0.1), sample(0.3, size=2 * MIB)], 100)
+    (fact,) = book.facts(100)
+    assert math.isclose(fact.bytes_per_s, 3 * MIB / 0.4)
+    assert (fact.from_node, fact.to_node, fact.age_s) == ("a", "b", 0)
+
+
+def test_a_sample_reported_again_counts_once() -> None:
+    book = LinkBook()
+    book.add([sample(0.1, age_s=1)], 100)
+    book.add([sample(0.1, age_s=3)], 102)
+    book.add([sample(0.5, age_s=0)], 102)
+    (fact,) = book.facts(102)
+    assert math.isclose(fact.bytes_per_s, 2 * MIB / 0.6)
+
+
+def test_tiny_samples_and_those_within_a_node_say_nothing() -> None:
+    book = LinkBook()
+    book.add([sample(0.1, size=1000), sample(0.1, to_node="a"), sample(0.0)], 100)
+    assert book.facts(100) == ()
+
+
+def test_old_pairs_are_forgotten() -> None:
+    book = LinkBook()
+    book.add([sample(0.1)], 100)
+    book.forget_old(10_000)
+    assert book.facts(10_000) == ()
+
+
+def test_a_fresh_link_is_not_probed_and_a_stale_one_is() -> None:
+    book = LinkBook()
+    book.add([sample(0.1)], 100)
+    assert plan_probe(book, [DECODE], [PREFILL], now_s=105, stale_s=10, last=None) is None
+    probe = plan_probe(book, [DECODE], [PREFILL], now_s=111, stale_s=10, last=None)
+    assert probe is not None
+    assert (probe.source, probe.puller, probe.pair) == ("p0", "d0", ("a", "b"))
+
+
+def test_the_pair_without_any_measurement_goes_first() -> None:
+    book = LinkBook()
+    book.add([sample(0.1)], 0)
+    other = worker("d1", "c", Pool.DECODE)
+    probe = plan_probe(book, [DECODE, other], [PREFILL], now_s=100, stale_s=10, last=None)
+    assert probe is not None and probe.puller == "d1"
+
+
+def test_pods_of_one_node_are_not_probed() -> None:
+    beside = worker("d1", "a", Pool.DECODE)
+    assert plan_probe(LinkBook(), [beside], [PREFILL], now_s=0, stale_s=10, last=None) is None
+
+
+def test_probing_takes_at_most_one_percent_of_the_time() -> None:
+    last = ProbeMemory(ended_s=100, took_s=0.5)
+    assert plan_probe(LinkBook(), [DECODE], [PREFILL], now_s=149, stale_s=10, last=last) is None
+    assert plan_probe(LinkBook(), [DECODE], [PREFILL], now_s=151, stale_s=10, last=last) is not None
+
+
+def test_a_probe_is_as_large_as_the_link_carries_in_a_tenth_of_a_second() -> None:
+    assert probe_bytes(None) == MAX_PROBE_BYTES
+    assert probe_bytes(1e9) == MAX_PROBE_BYTES
+    assert probe_bytes(6.25e6) == 625_000
+    assert probe_bytes(1e3) == MIN_PROBE_BYTES
+
+
+def test_a_failed_probe_is_repeated_small() -> None:
+    last = ProbeMemory(ended_s=0, took_s=0.01, failed=True)
+    probe = plan_probe(LinkBook(), [DECODE], [PREFILL], now_s=100, stale_s=10, last=last)
+    assert probe is not None and probe.bytes == MIN_PROBE_BYTES
+
+
+def report(total: int, engine_id: str = "e1", **failures: int) -> WorkerReport:
+    return WorkerReport(
+        pod="d0",
+        node="b",
+        pool=Pool.DECODE,
+        role=Role.DECODE,
+        role_version=1,
+        state=WorkerState.READY,
+        engine_id=engine_id,
+        transfers_total=total,
+        transfer_failures_total=failures,
+    )
+
+
+def test_the_window_counts_what_happened_since_the_first_look() -> None:
+    counter = TransferCounter()
+    counter.add([report(100, timeout=50)], 0)
+    counter.add([report(110, timeout=52, refused=1)], 10)
+    window = counter.window(10)
+    assert (window.attempts, window.failures, window.worst_reason) == (10, 3, "timeout")
+
+
+def test_a_restarted_worker_counts_from_zero() -> None:
+    counter = TransferCounter()
+    counter.add([report(100)], 0)
+    counter.add([report(3, engine_id="e2")], 10)
+    counter.add([report(5, engine_id="e2", timeout=1)], 12)
+    window = counter.window(12)
+    assert (window.attempts, window.failures) == (2, 1)
+
+
+def test_what_is_older_than_a_minute_is_forgotten() -> None:
+    counter = TransferCounter()
+    counter.add([report(0)], 0)
+    counter.add([report(10, timeout=5)], 5)
+    counter.add([report(10, timeout=5)], 70)
+    assert counter.window(70).attempts == 0
