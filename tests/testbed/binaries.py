@@ -45,10 +45,18 @@ class Module:
     name: str
     programs: dict[str, str]
     usual: str
+    variables: tuple[str, ...] = ()  # set at link time, as `package.name=value`
 
     @property
     def folder(self) -> Path:
-        return cache_dir() / "testbed" / "bin" / f"{self.name}-{_digest(_MODULES / self.name)}"
+        digest = _digest(_MODULES / self.name, self.variables)
+        return cache_dir() / "testbed" / "bin" / f"{self.name}-{digest}"
+
+    @property
+    def link_flags(self) -> list[str]:
+        return (
+            ["-ldflags", " ".join(f"-X {variable}" for variable in self.variables)] if self.variables else []
+        )
 
     def is_built(self) -> bool:
         return self.folder.is_dir()
@@ -66,6 +74,8 @@ MODULES = (
             "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"
         ),
         "8 min",
+        # Without it the API server calls itself v0.0.0-master, which clients and charts refuse.
+        ("k8s.io/component-base/version.gitVersion=v1.36.3",),
     ),
     Module("containerd", _same("containerd", "containerd-shim-runc-v2", "ctr"), "2 min"),
     Module("coredns", _same("coredns"), "2 min"),
@@ -122,8 +132,8 @@ def ensure_packages() -> None:
     )
 
 
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
+def _digest(folder: Path, variables: tuple[str, ...]) -> str:
+    digest = hashlib.sha256("".join(variables).encode())
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
@@ -150,7 +160,18 @@ def _go_build(module: Module, out: Path, title: str) -> None:
     _say(f"{title}: compiling, about {module.usual} on two cores")
     with TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            ["nice", "-n", "5", "go", "build", "-buildvcs=false", "-o", f"{out}/", "tool"],
+            [
+                "nice",
+                "-n",
+                "5",
+                "go",
+                "build",
+                "-buildvcs=false",
+                *module.link_flags,
+                "-o",
+                f"{out}/",
+                "tool",
+            ],
             cwd=_MODULES / module.name,
             stdout=log,
             stderr=log,
