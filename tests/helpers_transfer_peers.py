@@ -116,7 +116,7 @@ def good_manifest(**changes: object) -> KVManifest:
         request_id="r",
         model_fingerprint=FINGERPRINT,
         kv_layout=LAYOUT,
-        token_ids_hash=hash_token_ids(TOKENS, LAYOUT.block_size),
+        token_ids_hash=hash_token_ids(TOKENS, LAYOUT.block_size, FINGERPRINT),
         num_tokens=len(TOKENS),
         num_ready_tokens=len(TOKENS),
         first_token=7,

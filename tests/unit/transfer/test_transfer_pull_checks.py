@@ -45,7 +45,11 @@ BAD_MANIFESTS = {
     ),
     "block size": ({"kv_layout": LAYOUT.model_copy(update={"block_size": 8})}, "layout", "block_size"),
     "number of tokens": ({"num_tokens": 38}, "token_hash", "other tokens"),
-    "tokens": ({"token_ids_hash": hash_token_ids(TOKENS[::-1], 4)}, "token_hash", "other tokens"),
+    "tokens": (
+        {"token_ids_hash": hash_token_ids(TOKENS[::-1], 4, FINGERPRINT)},
+        "token_hash",
+        "other tokens",
+    ),
 }
 
 
@@ -140,12 +144,13 @@ def test_large_pulls_use_more_streams(num_bytes, streams):
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=60), st.integers(1, 16))
 def test_token_hash_is_chained_per_block(token_ids, block_size):
-    whole = hash_token_ids(token_ids, block_size)
+    whole = hash_token_ids(token_ids, block_size, "m")
     assert len(whole) == count_blocks(len(token_ids), block_size)
     aligned = len(token_ids) // block_size * block_size
-    assert hash_token_ids(token_ids[:aligned], block_size) == whole[: aligned // block_size]
-    changed = hash_token_ids([token_ids[0] + 1, *token_ids[1:]], block_size)
+    assert hash_token_ids(token_ids[:aligned], block_size, "m") == whole[: aligned // block_size]
+    changed = hash_token_ids([token_ids[0] + 1, *token_ids[1:]], block_size, "m")
     assert all(one != other for one, other in zip(whole, changed, strict=True))
+    assert whole != hash_token_ids(token_ids, block_size, "another model")
 
 
 def sample(bytes_per_s):

@@ -66,7 +66,7 @@ def test_manifest_grows_with_the_prefill(setup):
     setup.accept()
     first = setup.store.manifest("r")
     assert (first.state, first.num_ready_tokens, first.checksums) == (ManifestState.RUNNING, 0, ())
-    assert first.token_ids_hash == hash_token_ids(TOKENS, 4)
+    assert first.token_ids_hash == hash_token_ids(TOKENS, 4, FINGERPRINT)
     assert (first.num_tokens, first.bytes) == (10, 3 * LAYOUT.bytes_per_block)
 
     setup.store.on_blocks_ready("r", 9, BLOCKS)
@@ -90,7 +90,7 @@ def test_replayed_output_belongs_to_the_kv(setup):
     sequence.output_token_ids.extend([90, 91])
     sequence.num_known_tokens = 12
     setup.store.on_prefill_accepted(sequence)
-    assert setup.store.manifest("r").token_ids_hash == hash_token_ids([*TOKENS, 90, 91], 4)
+    assert setup.store.manifest("r").token_ids_hash == hash_token_ids([*TOKENS, 90, 91], 4, FINGERPRINT)
 
 
 def test_pulled_kv_goes_back_to_the_engine_and_is_remembered(setup):

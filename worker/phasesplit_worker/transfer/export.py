@@ -128,10 +128,10 @@ class Export:
         self.num_ready_tokens = num_ready_tokens
         del self.checksums[min(num_same, self.num_ready_blocks) :]
 
-    def hash_tokens(self) -> tuple[str, ...]:
+    def hash_tokens(self, model_fingerprint: str) -> tuple[str, ...]:
         """The chained token hash, computed once. Safe without the lock: every thread gets the same."""
         if self.token_ids_hash is None:
-            self.token_ids_hash = hash_token_ids(self.token_ids, self.block_size)
+            self.token_ids_hash = hash_token_ids(self.token_ids, self.block_size, model_fingerprint)
         return self.token_ids_hash
 
     def to_manifest(self, identity: ExportIdentity, now_s: float, ttl_s: float) -> KVManifest:
@@ -141,7 +141,7 @@ class Export:
             request_id=self.request_id,
             model_fingerprint=identity.model_fingerprint,
             kv_layout=identity.layout,
-            token_ids_hash=self.hash_tokens(),
+            token_ids_hash=self.hash_tokens(identity.model_fingerprint),
             num_tokens=self.num_tokens,
             num_ready_tokens=min(self.num_ready_tokens, self.num_tokens),
             first_token=self.first_token,

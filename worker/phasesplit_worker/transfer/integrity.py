@@ -1,30 +1,15 @@
-"""Hashes of tokens and of block bytes.
+"""Hashes of tokens and of block bytes, as manifests carry them. Pure functions."""
 
-Pure functions. The token hash is chained, so that equal hashes of block n mean equal tokens up to
-the end of block n; the checksum covers the bytes of one block.
-"""
-
-import array
-import sys
 from collections.abc import Sequence
-from hashlib import blake2b
 
 import xxhash
 
-TOKEN_HASH_BYTES = 16
+from phasesplit_worker.token_hash import chain_hashes, salt_of
 
 
-def hash_token_ids(token_ids: Sequence[int], block_size: int) -> tuple[str, ...]:
-    """One hex digest per block of `block_size` tokens, the last block may be partial."""
-    digests: list[str] = []
-    previous = b""
-    for start in range(0, len(token_ids), block_size):
-        words = array.array("q", token_ids[start : start + block_size])
-        if sys.byteorder == "big":
-            words.byteswap()
-        previous = blake2b(previous + words.tobytes(), digest_size=TOKEN_HASH_BYTES).digest()
-        digests.append(previous.hex())
-    return tuple(digests)
+def hash_token_ids(token_ids: Sequence[int], block_size: int, model_fingerprint: str) -> tuple[str, ...]:
+    """One hex digest per block, chained: equal at block n means equal tokens up to its end."""
+    return tuple(digest.hex() for digest in chain_hashes(token_ids, block_size, salt_of(model_fingerprint)))
 
 
 def checksum(data: memoryview) -> str:

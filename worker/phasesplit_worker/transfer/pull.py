@@ -76,7 +76,7 @@ class Reception:
         self.layout = pool.layout
         self.model_fingerprint = model_fingerprint
         self._pool = pool
-        self._token_ids_hash = hash_token_ids(request.token_ids, pool.layout.block_size)
+        self._token_ids_hash = hash_token_ids(request.token_ids, pool.layout.block_size, model_fingerprint)
         self._lock = threading.Lock()
         self._checksums: dict[int, str] = {}  # of verified blocks, by index
         self.first_token: int | None = None  # from a manifest that has passed

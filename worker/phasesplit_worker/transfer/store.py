@@ -163,7 +163,7 @@ class KVStore:
 
     def to_manifest(self, export: Export) -> KVManifest:
         """The manifest of an export as of now."""
-        export.hash_tokens()  # outside the lock: long prompts take a while
+        export.hash_tokens(self._identity.model_fingerprint)  # outside the lock: long prompts take a while
         with self._changed:
             return export.to_manifest(self._identity, self._clock(), self._ttl_s)
 
