@@ -19,6 +19,7 @@ from phasesplit.cluster.events import EventWriter
 from phasesplit.cluster.kinds import MODEL, RUNTIME_CLASS
 from phasesplit.cluster.lease import LeaseKeeper, LeaseSettings
 from phasesplit.cluster.router_client import RouterClient
+from phasesplit.cluster.scrape_targets import build_targets
 from phasesplit.cluster.snapshot import ClusterState
 from phasesplit.cluster.usage import OtherPods
 from phasesplit.cluster.volumes import VolumeReader
@@ -26,6 +27,7 @@ from phasesplit.cluster.worker_admin import WorkerAdmin
 from phasesplit.operator.children import ChildrenWriter
 from phasesplit.operator.health_server import serve_waiting
 from phasesplit.operator.memory import Memories
+from phasesplit.operator.metrics_server import serve_metrics
 from phasesplit.operator.placing import Placer
 from phasesplit.operator.pods import PodActor
 from phasesplit.operator.prober import Prober
@@ -76,14 +78,15 @@ class Operator:
         port = self._settings.health_port
         namespace = self._settings.watch_namespace
         try:
-            await kopf.operator(
-                registry=registry,
-                standalone=True,
-                clusterwide=namespace is None,
-                namespaces=[namespace] if namespace is not None else [],
-                liveness_endpoint=f"http://0.0.0.0:{port}/healthz" if port else None,
-                stop_flag=self.stop,
-            )
+            async with serve_metrics(self._settings.metrics_port, self._targets):
+                await kopf.operator(
+                    registry=registry,
+                    standalone=True,
+                    clusterwide=namespace is None,
+                    namespaces=[namespace] if namespace is not None else [],
+                    liveness_endpoint=f"http://0.0.0.0:{port}/healthz" if port else None,
+                    stop_flag=self.stop,
+                )
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -140,6 +143,9 @@ class Operator:
             raise
         finally:
             self.stop.set()
+
+    def _targets(self) -> list[dict[str, Any]]:
+        return build_targets(self._state.all_pods()) if self._state is not None else []
 
     def _wake(self, key: Key) -> None:
         if self._queue is not None:

@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from phasesplit.api.names import OPERATOR_HEALTH_PORT
+from phasesplit.api.names import OPERATOR_HEALTH_PORT, OPERATOR_METRICS_PORT
 from phasesplit.resources.context import ImageSettings
 
 
@@ -62,6 +62,9 @@ class OperatorSettings(BaseSettings):
 
     health_port: int = OPERATOR_HEALTH_PORT
     """Port of the liveness endpoint `/healthz`; 0 turns it off."""
+
+    metrics_port: int = OPERATOR_METRICS_PORT
+    """Port of `/metrics`, and of `/targets`, the list of pods for a Prometheus; 0 turns it off."""
 
     stale_seconds: float = Field(default=60.0, gt=0)
     """The liveness endpoint fails when the work queue has not moved for so long."""
