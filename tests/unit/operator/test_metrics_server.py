@@ -3,6 +3,7 @@
 import socket
 
 import aiohttp
+
 from phasesplit.operator.metrics_server import serve_metrics
 
 
