@@ -129,7 +129,8 @@ def _plan(setting: _Setting, *, keep_existing: bool) -> PlacementPlan:
     taken = {(pool, ordinal): node for pool, ordinal, node in (*fixed, *bound)}
     wanted = {pool: _open_count(setting.pools[pool], taken, pool) for pool in Pool}
     found = search(setting.problem, _freeze(start), wanted)
-    _spread_decode(found)
+    if setting.request.spread_decode:
+        _spread_decode(found)
     order = _elimination_order(found)
     nodes = {pool: _by_ordinal(setting.pools[pool], pool, taken, order[pool]) for pool in Pool}
     return _describe(setting, found, nodes)

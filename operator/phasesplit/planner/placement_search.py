@@ -3,13 +3,15 @@
 Deterministic and bounded. Exact optima for small instances are kept in the tests as a yardstick.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from phasesplit.api.names import Pool
-from phasesplit.planner.placement_state import OTHER, Placement, Problem, how_many_fit
+from phasesplit.planner.placement_state import Placement, Problem, how_many_fit
 
 _SMALL = 64  # up to here every node is a seed and every exchange is tried
-_SEEDS = 6
+_SEEDS_PER_LEVEL = 2
+_IMPROVED = 2  # of the fillings of a large problem, how many are worth improving
 _ROUNDS = 6
 _EPSILON = 1e-15
 
@@ -19,14 +21,17 @@ def search(problem: Problem, start: Placement, wanted: Mapping[Pool, int]) -> Pl
     order = placing_order(wanted, start.totals)
     if not order:
         return start
-    best: Placement | None = None
+    filled = []
     for seed in _seeds(problem, start, wanted):
-        found = start.copy()
-        _fill(found, order, seed)
+        for ordered in _orders(order, few=len(problem.nodes) <= _SMALL):
+            found = start.copy()
+            _fill(found, ordered, seed)
+            filled.append(found)
+    filled.sort(key=_rank)
+    kept = filled if len(problem.nodes) <= _SMALL else filled[:_IMPROVED]
+    for found in kept:
         _improve(found)
-        if best is None or _rank(found) < _rank(best):
-            best = found
-    return best if best is not None else start
+    return min(kept, key=_rank, default=start)
 
 
 def placing_order(wanted: Mapping[Pool, int], present: Mapping[Pool, int]) -> list[Pool]:
@@ -41,6 +46,14 @@ def placing_order(wanted: Mapping[Pool, int], present: Mapping[Pool, int]) -> li
         left[pool] -= 1
         order.append(pool)
     return order
+
+
+def _orders(order: Sequence[Pool], *, few: bool) -> list[Sequence[Pool]]:
+    """Small problems are also begun with all of one pool around the seed, then all of the other."""
+    if not few:
+        return [order]
+    grouped = sorted(order)
+    return [order, grouped, grouped[::-1]]
 
 
 def _rank(placement: Placement) -> tuple[int, int, float]:
@@ -67,23 +80,13 @@ class _Candidates:
     def best(self, pool: Pool) -> str | None:
         """The cheapest node for one more pod."""
         placement = self._placement
-        best: tuple[float, str] | None = None
-        for kind, nodes in self._by_class[pool].items():
-            if best is not None and placement.class_potential(pool, kind) > best[0] + _EPSILON:
-                continue
-            node = self._first_fitting(pool, nodes)
-            if node is None:
-                continue
-            value = placement.potential(pool, node)
-            if best is None or value < best[0] - _EPSILON:
-                best = value, node
-        # A node that holds the other pool may be nearer than its class says.
-        for node in placement.counts[OTHER[pool]]:
-            if placement.fits(pool, node):
-                value = placement.potential(pool, node)
-                if best is None or value < best[0] - _EPSILON:
-                    best = value, node
-        return best[1] if best else None
+        best, bound = None, math.inf
+        for value, kind in placement.open_classes(pool):
+            if value < bound:
+                node = self._first_fitting(pool, self._by_class[pool].get(kind, []))
+                if node is not None and placement.potential(pool, node) < bound - _EPSILON:
+                    best, bound = node, placement.potential(pool, node)
+        return _nearer_shared(placement, pool, bound) or best
 
     def _first_fitting(self, pool: Pool, nodes: list[str]) -> str | None:
         placement = self._placement
@@ -146,7 +149,7 @@ def _group_seeds(problem: Problem, wanted: Mapping[Pool, int]) -> Iterator[str]:
         ranked = sorted(
             sufficient or groups, key=lambda v: (capacity[v] if sufficient else -capacity[v], str(v))
         )
-        for value in ranked[: _SEEDS // (depth + 1) + 1]:
+        for value in ranked[:_SEEDS_PER_LEVEL]:
             node = max(groups[value], key=lambda name: (size[Pool.DECODE].get(name, 0), name))
             if node not in given:
                 given.add(node)
@@ -157,10 +160,36 @@ def _improve(placement: Placement) -> None:
     """Move single pods, then exchange pairs, until nothing helps or the rounds are spent."""
     for _ in range(_ROUNDS):
         moved = _move_each(placement)
+        moved = _refill_each(placement) or moved
         if len(placement.problem.nodes) <= _SMALL:
             moved = _exchange_each(placement) or moved
         if not moved:
             return
+
+
+def _refill_each(placement: Placement) -> bool:
+    """Take a whole pool away and place it anew: the best answer to where the other pool is."""
+    improved = False
+    for pool in (Pool.DECODE, Pool.PREFILL):
+        before = _rank(placement)
+        old = [node for node, count in sorted(placement.movable[pool].items()) for _ in range(count)]
+        for node in old:
+            placement.remove(pool, node)
+        new = []
+        for _ in old:
+            target = _cheaper_than(placement, pool, math.inf)
+            if target is None:
+                break
+            placement.add(pool, target)
+            new.append(target)
+        if _rank(placement) < (before[0], before[1], before[2] - _EPSILON):
+            improved = True
+            continue
+        for node in new:
+            placement.remove(pool, node)
+        for node in old:
+            placement.add(pool, node)
+    return improved
 
 
 def _move_each(placement: Placement) -> bool:
@@ -183,15 +212,23 @@ def _move_one(placement: Placement, pool: Pool, node: str) -> bool:
 def _cheaper_than(placement: Placement, pool: Pool, bound: float) -> str | None:
     """The cheapest node for one more pod, if it is below the bound."""
     best: str | None = None
-    for kind, nodes in placement.problem.by_class[pool].items():
-        if placement.class_potential(pool, kind) >= bound:
+    for value, kind in placement.open_classes(pool):
+        if value >= bound:
             continue
+        nodes = placement.problem.by_class[pool].get(kind, ())
         found = next((name for name in reversed(nodes) if placement.fits(pool, name)), None)
         if found is not None and placement.potential(pool, found) < bound:
             best, bound = found, placement.potential(pool, found)
-    for node in placement.counts[OTHER[pool]]:
-        if placement.fits(pool, node) and placement.potential(pool, node) < bound:
-            best, bound = node, placement.potential(pool, node)
+    return _nearer_shared(placement, pool, bound) or best
+
+
+def _nearer_shared(placement: Placement, pool: Pool, bound: float) -> str | None:
+    """A node that also holds the other pool, if one is below the bound."""
+    best: str | None = None
+    for node in sorted(placement.shared_nodes(pool)):
+        value = placement.potential(pool, node)
+        if value < bound - _EPSILON and placement.fits(pool, node):
+            best, bound = node, value
     return best
 
 

@@ -75,6 +75,15 @@ class Placement:
         self.cost = 0.0
         classes = problem.topology.num_classes
         self._potential = {pool: [0.0] * classes for pool in Pool}
+        self._needs = {
+            pool: [(index, amount) for index, amount in enumerate(problem.requests[pool]) if amount > 0]
+            for pool in Pool
+        }
+        # Nodes with room for one more, counted by class; and those of them that hold the other pool.
+        self._num_open = {
+            pool: {kind: len(nodes) for kind, nodes in problem.by_class[pool].items()} for pool in Pool
+        }
+        self._shared: dict[Pool, set[str]] = {pool: set() for pool in Pool}
         self._domains = self._empty_domains()
         for pool, node in fixed:
             self._change(pool, node, 1)
@@ -89,6 +98,9 @@ class Placement:
         other.totals = dict(self.totals)
         other.cost = self.cost
         other._potential = {pool: list(values) for pool, values in self._potential.items()}
+        other._needs = self._needs
+        other._num_open = {pool: dict(found) for pool, found in self._num_open.items()}
+        other._shared = {pool: set(found) for pool, found in self._shared.items()}
         other._domains = {
             pool: {key: dict(found) for key, found in by_key.items()}
             for pool, by_key in self._domains.items()
@@ -105,19 +117,31 @@ class Placement:
             value += here * (topology.seconds_per_byte(node, node) - topology.row(kind)[kind])
         return value
 
-    def class_potential(self, pool: Pool, kind: int) -> float:
-        """The potential of a node of that class with no pod of the other pool on it."""
-        return self._potential[pool][kind]
+    def open_classes(self, pool: Pool) -> list[tuple[float, int]]:
+        """Classes with room for one more, with their potentials; nodes shared with the other pool may
+        be nearer than their class says.
+        """
+        values = self._potential[pool]
+        return [(values[kind], kind) for kind, count in self._num_open[pool].items() if count > 0]
+
+    def shared_nodes(self, pool: Pool) -> set[str]:
+        """Nodes that hold the other pool and have room for one more of this."""
+        return self._shared[pool]
 
     def fits(self, pool: Pool, node: str) -> bool:
         """Room, rules and spread allow one more pod of the pool."""
+        return self._has_room(pool, node) and (
+            not self.problem.spread[pool] or self._keeps_spread(pool, node)
+        )
+
+    def _has_room(self, pool: Pool, node: str) -> bool:
         if node not in self.problem.eligible[pool]:
             return False
         room = self.room.get(node) or self.problem.room[node]
-        need = self.problem.requests[pool]
-        if any(amount > 0 and amount > have for amount, have in zip(need, room, strict=True)):
-            return False
-        return not self.problem.spread[pool] or self._keeps_spread(pool, node)
+        for index, amount in self._needs[pool]:  # noqa: SIM110 - all() of a generator takes twice as long here
+            if amount > room[index]:
+                return False
+        return True
 
     def add(self, pool: Pool, node: str) -> None:
         """Place one movable pod."""
@@ -138,9 +162,22 @@ class Placement:
         return sorted({*self.counts[Pool.PREFILL], *self.counts[Pool.DECODE]})
 
     def _take(self, pool: Pool, node: str, sign: int) -> None:
+        had = [self._has_room(which, node) for which in Pool]
         room = self.room.setdefault(node, list(self.problem.room[node]))
-        for index, amount in enumerate(self.problem.requests[pool]):
+        for index, amount in self._needs[pool]:
             room[index] -= sign * amount
+        kind = self.problem.topology.class_of[node]
+        for which, before in zip(Pool, had, strict=True):
+            change = self._has_room(which, node) - before
+            if change:
+                self._num_open[which][kind] = self._num_open[which].get(kind, 0) + change
+
+    def _note_shared(self, node: str) -> None:
+        for pool in Pool:
+            if node in self.counts[OTHER[pool]] and self._has_room(pool, node):
+                self._shared[pool].add(node)
+            else:
+                self._shared[pool].discard(node)
 
     def _change(self, pool: Pool, node: str, sign: int) -> None:
         topology = self.problem.topology
@@ -153,6 +190,7 @@ class Placement:
         if not found[node]:
             del found[node]
         self.totals[pool] += sign
+        self._note_shared(node)
         kind = topology.class_of[node]
         # A prefill pod changes what decode pods would cost, by the way from it to them; and conversely.
         costs = topology.row(kind) if pool is Pool.PREFILL else topology.column(kind)

@@ -76,6 +76,7 @@ class PlacementRequest:
     kv_bytes_per_request: float = 1.0
     requests_per_s: float = 0.0
     model_load_s: float = 60.0  # a move costs this much of one worker
+    spread_decode: bool = True  # decode on two nodes where that costs little
     movable: bool = False  # may existing pods be planned elsewhere?
 
 
