@@ -107,7 +107,7 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
             kv_bytes_per_token=kv_bytes,
         ),
     )
-    facts = _Facts(plan, classes, loads, links, workers, nodes, kv_bytes)
+    facts = _Facts(plan, classes, loads, links, workers, nodes, kv_bytes, busy=bool(memory.flowing))
     mode = _decide_mode(given, memory, facts)
     memory.mode = mode.memory
     scaling = plan_scaling(
@@ -207,6 +207,7 @@ class _Facts:
     workers: tuple[WorkerFacts, ...]
     nodes: tuple[NodeFacts, ...]
     kv_bytes_per_token: int | None
+    busy: bool
 
 
 def _decide_mode(given: Situation, memory: ObjectMemory, facts: _Facts) -> ModeDecision:
@@ -310,7 +311,7 @@ def _table_content(
         max_model_length=longest,
         colocated_max_batched_tokens=spec.colocated.max_batched_tokens,
         transfer_deadline_s=deadline / 1000 if deadline is not None else None,
-        links=table.merge_links(live.links if live is not None else (), facts.links),
+        links=table.merge_links(live.links if live is not None else (), facts.links, busy=facts.busy),
     )
 
 

@@ -14,6 +14,7 @@ _IMAGE_REASONS = frozenset(
 )
 _CONTAINER_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _MAX_MESSAGE = 600
+_MANY_RESTARTS = 2
 
 # The most telling problem first: what a person has to act on.
 _ORDER = (
@@ -85,9 +86,11 @@ def _container_problem(pod: str, status: Mapping[str, Any]) -> PodProblem | None
         return PodProblem(pod, Reason.IMAGE_PULL, _sentence(pod, waiting.get("message") or reason))
     if reason in _CONTAINER_REASONS:
         return PodProblem(pod, Reason.CONTAINER_ERROR, _sentence(pod, waiting.get("message") or reason))
-    ended = state.get("terminated") or (status.get("lastState") or {}).get("terminated")
-    if ended and ended.get("exitCode", 0) != 0 and not status.get("ready"):
-        return _crash(pod, ended, status.get("restartCount", 0))
+    restarts = int(status.get("restartCount", 0))
+    ended = state.get("terminated") or (status.get("lastState") or {}).get("terminated") or {}
+    again = "running" not in state or restarts >= _MANY_RESTARTS  # a single restart may simply be loading
+    if ended.get("exitCode", 0) != 0 and not status.get("ready") and again:
+        return _crash(pod, ended, restarts)
     if reason == "CrashLoopBackOff":
         return PodProblem(pod, Reason.CRASH_LOOP, _sentence(pod, waiting.get("message") or reason))
     return None

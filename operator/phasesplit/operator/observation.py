@@ -56,15 +56,20 @@ class Observation:
         return (self.router_ready, *(number for item in counts for number in item))
 
 
-def observe(snapshot: Snapshot, answers: Sequence[RouterAnswer], hashes: Mapping[Pool, str]) -> Observation:
-    """Count. `hashes` are the template hashes that the accepted spec asks for."""
+def observe(
+    snapshot: Snapshot, answers: Sequence[RouterAnswer], hashes: Mapping[Pool, str], *, managed: bool
+) -> Observation:
+    """Count. `hashes` are the template hashes that the accepted spec asks for.
+
+    `managed`: replicas are the operator's; a number that somebody else wrote since is not wanted.
+    """
     reports, unreachable = merge_reports(answers)
     workers = snapshot.worker_pods()
     name = snapshot.model.name
     deployment = snapshot.child(DEPLOYMENT, names.router_name(name))
     routers = [pod for pod in snapshot.router_pods() if is_ready(pod)]
     return Observation(
-        pools={pool: _observe_pool(snapshot, pool, hashes.get(pool, "")) for pool in Pool},
+        pools={pool: _observe_pool(snapshot, pool, hashes.get(pool, ""), managed=managed) for pool in Pool},
         router_desired=_replicas(deployment),
         router_ready=len(routers),
         router_updated=_is_rolled_out(deployment),
@@ -101,9 +106,11 @@ def pool_of(pod: Manifest) -> Pool:
     return Pool(pod["metadata"]["labels"][names.LABEL_POOL])
 
 
-def _observe_pool(snapshot: Snapshot, pool: Pool, wanted_hash: str) -> PoolObservation:
+def _observe_pool(snapshot: Snapshot, pool: Pool, wanted_hash: str, *, managed: bool) -> PoolObservation:
     child = snapshot.child(STATEFUL_SET, names.pool_name(snapshot.model.name, pool))
     desired = _replicas(child)
+    if managed and child is not None and not _is_scaled_by_us(child):
+        desired = _last_desired(snapshot, pool, desired)
     pods = [pod for pod in snapshot.worker_pods(pool) if ordinal_of(pod) < desired]
     current = [pod for pod in pods if _template_hash(pod) == wanted_hash]
     nodes = sorted({str(pod["spec"]["nodeName"]) for pod in pods if pod["spec"].get("nodeName")})
@@ -145,6 +152,19 @@ def _template_hash(pod: Manifest) -> str | None:
 
 def _replicas(child: Child | None) -> int:
     return int(child.body.get("spec", {}).get("replicas", 1)) if child is not None else 0
+
+
+def _is_scaled_by_us(child: Child) -> bool:
+    fields = child.fields.get(names.SCALER_FIELD_MANAGER, {})
+    return "f:replicas" in fields.get("f:spec", {})
+
+
+def _last_desired(snapshot: Snapshot, pool: Pool, otherwise: int) -> int:
+    """The number that the operator decided for last, from the status."""
+    for item in snapshot.model.status.get("pools") or ():
+        if item.get("name") == pool:
+            return int(item.get("desired", otherwise))
+    return otherwise
 
 
 def _is_rolled_out(deployment: Child | None) -> bool:

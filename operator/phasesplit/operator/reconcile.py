@@ -12,7 +12,7 @@ from phasesplit.api import names
 from phasesplit.api.conditions import Condition, ConditionType, Reason
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import RoutingTable, ServedMode
-from phasesplit.api.v1alpha1 import DisaggregatedModelSpec, Manifest
+from phasesplit.api.v1alpha1 import DisaggregatedModelSpec, Manifest, ScalingPolicy
 from phasesplit.cluster.client import Cluster
 from phasesplit.cluster.errors import InvalidError
 from phasesplit.cluster.events import EventWriter, Notice
@@ -50,6 +50,7 @@ from phasesplit.resources.pods import build_worker_template
 logger = logging.getLogger(__name__)
 
 _REFUSED_AGAIN_S = 30.0
+_EAGER_S, _PATIENT_S = 60.0, 8.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class Reconciler:
         token = await self._admin_token(snapshot, context, paused=spec.paused)
         await self._with.prober.read_routers(snapshot, memory, token)
         hashes = {pool: template_hash(context, pool) for pool in Pool}
-        observation = observe(snapshot, memory.answers, hashes)
+        managed = spec.scaling.policy is ScalingPolicy.MANAGED and not spec.paused
+        observation = observe(snapshot, memory.answers, hashes, managed=managed)
         situation = await self._situation(snapshot, spec, context, observation)
         decisions = decide(situation, memory, self._with.placer)
         written = Written()
@@ -134,7 +136,7 @@ class Reconciler:
                 await self._with.children.remember_accepted(snapshot, context, memory)
         # What was just written is part of what the status is about.
         snapshot = self._with.state.snapshot(model)
-        observation = observe(snapshot, memory.answers, hashes)
+        observation = observe(snapshot, memory.answers, hashes, managed=managed)
         after = replace(situation, snapshot=snapshot, observation=observation)
         progress = self._progress(memory, observation, situation, rollout)
         status = self._status(after, chosen, decisions, memory, progress)
@@ -280,9 +282,9 @@ class Reconciler:
     async def _tell(
         self, model: ModelView, before: RoutingTable | None, decisions: Decisions, written: Written
     ) -> None:
-        notices = transitions.drift_notices(written.children)
-        scaling = decisions.scaling
-        notices += transitions.scale_notices(written.scales, str(scaling.reason), scaling.message)
+        notices = transitions.drift_notices([*written.children, *written.scales])
+        scales = [change for change in written.scales if not change.drift]
+        notices += transitions.scale_notices(scales, decisions.scaling)
         if written.table_changed:
             switch = transitions.mode_notice(before.mode if before is not None else None, decisions.mode)
             notices += [switch] if switch is not None else []
@@ -303,8 +305,12 @@ class Reconciler:
         self._with.prober.probe_stale_links(
             snapshot, memory, token, workers=decisions.workers, stale_s=stale_s
         )
-        if memory.flowing or not memory.settled:
+        if memory.flowing:
             return settings.tick_seconds
+        if not memory.settled:
+            # Changes of pods wake the object anyway; only reports of workers have to be asked for.
+            waited_s = self._with.wall_clock() - (memory.progress_at_s or 0.0)
+            return settings.tick_seconds if waited_s < _EAGER_S else _PATIENT_S
         across = {worker.node for worker in decisions.workers}
         if len(across) > 1 and (split or waiting):
             return min(settings.idle_seconds, settings.probe_seconds)

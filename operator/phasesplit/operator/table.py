@@ -56,20 +56,27 @@ def keep_sentence(live: str, reason: str, message: str) -> str:
     return f"{reason}: {message}" if message else reason
 
 
-def merge_links(live: Sequence[LinkEstimate], known: Sequence[LinkFacts]) -> tuple[LinkEstimate, ...]:
-    """Estimates that are still about right stay as they are, so that noise changes nothing."""
+def merge_links(
+    live: Sequence[LinkEstimate], known: Sequence[LinkFacts], *, busy: bool
+) -> tuple[LinkEstimate, ...]:
+    """Estimates that are still about right stay as they are, and all of them while nothing flows.
+
+    So noise changes nothing, and an idle object's table is never written for the sake of a probe.
+    """
     before = {(item.from_node, item.to_node): item for item in live}
-    merged = []
+    merged = {} if busy else dict(before)
     for fact in known:
-        if fact.bytes_per_s <= 0:
-            continue
-        old = before.get((fact.from_node, fact.to_node))
-        if old is not None and 1 / LINK_CHANGE < fact.bytes_per_s / old.bytes_per_s < LINK_CHANGE:
-            merged.append(old)
-        else:
-            rounded = _round(fact.bytes_per_s)
-            merged.append(LinkEstimate(from_node=fact.from_node, to_node=fact.to_node, bytes_per_s=rounded))
-    return tuple(sorted(merged, key=lambda item: (item.from_node, item.to_node)))
+        pair = (fact.from_node, fact.to_node)
+        old = before.get(pair)
+        if old is not None and (
+            not busy or 1 / LINK_CHANGE < fact.bytes_per_s / old.bytes_per_s < LINK_CHANGE
+        ):
+            merged[pair] = old
+        elif fact.bytes_per_s > 0:
+            merged[pair] = LinkEstimate(
+                from_node=fact.from_node, to_node=fact.to_node, bytes_per_s=_round(fact.bytes_per_s)
+            )
+    return tuple(merged[pair] for pair in sorted(merged))
 
 
 def next_table(live: RoutingTable | None, content: RoutingTable, newest_seen: int) -> RoutingTable:

@@ -10,6 +10,7 @@ from phasesplit.cluster.events import Notice
 from phasesplit.operator.apply import Change
 from phasesplit.operator.status import read_conditions
 from phasesplit.planner.mode_types import ModeDecision
+from phasesplit.planner.scaling_types import ScalingDecision
 
 # Others flip with the load, or follow from these.
 _NEWS = (
@@ -59,10 +60,10 @@ def drift_notices(changes: Sequence[Change]) -> list[Notice]:
     ]
 
 
-def scale_notices(changes: Sequence[Change], reason: str, message: str) -> list[Notice]:
+def scale_notices(changes: Sequence[Change], scaling: ScalingDecision) -> list[Notice]:
     """Changes of replicas."""
     return [
-        Notice("Normal", reason, f"{change.name}: {change.difference}; {message}", action="Scale")
+        Notice("Normal", str(scaling.reason), f"{change.name}: {scaling.message}", action="Scale")
         for change in changes
     ]
 

@@ -1,6 +1,7 @@
 """The work queue: one pass per key at a time, nothing lost, errors retried, gone keys dropped."""
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 
@@ -76,7 +77,7 @@ async def test_an_error_is_retried_with_a_growing_delay_and_forgotten_after_succ
     queue = WorkQueue(process, time.monotonic, first_delay_s=0.02)
     queue.add(A)
     await _run_for(queue, 0.4)
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert len(times) == 4
     assert gaps[0] >= 0.02 and gaps[1] >= 0.04 and gaps[2] >= 0.08
 
