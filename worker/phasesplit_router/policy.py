@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from phasesplit.api.names import Role
 from phasesplit.api.reports import StepProfile
@@ -24,6 +25,7 @@ class LocalReason(StrEnum):
 
     SHORT_PROMPT = "short_prompt"
     SLOW_LINK = "slow_link"
+    PREFILL_QUEUE = "prefill_queue"
     NO_PREFILL_WORKER = "no_prefill_worker"
     NO_DECODE_WORKER = "no_decode_worker"
     QUARANTINED = "quarantined"
@@ -163,10 +165,11 @@ def choose(demand: Demand, fleet: Fleet) -> Decision:
 
 
 def _split(demand: Demand, fleet: Fleet, pairs: list[tuple[WorkerView, WorkerView]]) -> Decision:
-    scored = [(_pair_ttft_s(demand, fleet, p, d), p, d) for p, d in pairs]
-    local = _faster_local(demand, fleet, min(score for score, _, _ in scored), [d for _, d in pairs])
+    costs = [(_pair_cost(demand, fleet, p, d), p, d) for p, d in pairs]
+    local = _faster_local(demand, fleet, min((cost for cost, _, _ in costs), key=sum), [d for _, d in pairs])
     if local is not None:
         return local
+    scored = [(sum(cost), p, d) for cost, p, d in costs]
     prefill_open = [item for item in scored if item[1].has_prefill_room]
     if not prefill_open:
         return Blocked(Phase.PREFILL)
@@ -187,7 +190,7 @@ def _split(demand: Demand, fleet: Fleet, pairs: list[tuple[WorkerView, WorkerVie
 
 
 def _faster_local(
-    demand: Demand, fleet: Fleet, pair_s: float, decodes: Iterable[WorkerView]
+    demand: Demand, fleet: Fleet, pair: "PairCost", decodes: Iterable[WorkerView]
 ) -> Choice | None:
     """The decode worker that beats every pair clearly, if that is known and harms nobody."""
     if not fleet.colocated_allowed:
@@ -199,21 +202,36 @@ def _faster_local(
         own_s = predict.prefill_s(worker.profile, demand.prompt_tokens)
         local_s = worker.prefill_queue_s + own_s
         harmless = worker.num_decodes == 0 or own_s <= 0.5 * min(worker.tightest_tpot_s, demand.tpot_s)
-        if local_s >= LOCAL_GAIN * pair_s or not harmless or not worker.has_decode_room(demand):
+        if local_s >= LOCAL_GAIN * sum(pair) or not harmless or not worker.has_decode_room(demand):
             continue
         if best is None or local_s < best.ttft_s:
-            slow = pair_s - local_s > own_s
-            best = Choice(
-                None, worker.pod, local_s, LocalReason.SLOW_LINK if slow else LocalReason.SHORT_PROMPT
-            )
+            best = Choice(None, worker.pod, local_s, _why_local(pair, own_s))
     return best
 
 
-def _pair_ttft_s(demand: Demand, fleet: Fleet, prefill: WorkerView, decode: WorkerView) -> float:
+def _why_local(pair: "PairCost", local_prefill_s: float) -> LocalReason:
+    """The part of the pair's cost that weighs most."""
+    causes = {
+        LocalReason.PREFILL_QUEUE: pair.queue_s,
+        LocalReason.SLOW_LINK: pair.exposed_transfer_s,
+        LocalReason.SHORT_PROMPT: pair.prefill_s - local_prefill_s,
+    }
+    return max(causes, key=lambda reason: causes[reason])
+
+
+class PairCost(NamedTuple):
+    """Parts of a pair's predicted TTFT; their sum is the prediction."""
+
+    queue_s: float
+    prefill_s: float
+    exposed_transfer_s: float
+
+
+def _pair_cost(demand: Demand, fleet: Fleet, prefill: WorkerView, decode: WorkerView) -> PairCost:
     own_s = predict.prefill_s(prefill.profile, demand.prompt_tokens)
     kv_bytes = demand.prompt_tokens * prefill.kv_bytes_per_token
     exposed_s = predict.exposed_transfer_s(kv_bytes, fleet.links.get((prefill.node, decode.node)), own_s)
-    return prefill.prefill_queue_s + own_s + exposed_s
+    return PairCost(prefill.prefill_queue_s, own_s, exposed_s)
 
 
 def _single(demand: Demand, workers: list[WorkerView], reason: LocalReason | None) -> Decision:

@@ -5,6 +5,7 @@ undefined for n = 1; attained = finished and every target met. Rejected and fail
 misses. The clock is passed in.
 """
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -211,8 +212,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     if not values:
         return None
     ordered = sorted(values)
-    rank = max(0, min(len(ordered) - 1, round(percent / 100 * len(ordered) + 0.5) - 1))
-    return ordered[rank]
+    return ordered[max(1, math.ceil(percent / 100 * len(ordered))) - 1]
 
 
 def _mean(values: Sequence[int]) -> float | None:
