@@ -78,10 +78,11 @@ class Streamed:
 
 
 class RouterProcess:
-    """`phasesplit-router` as a child process with a routing file."""
+    """`phasesplit-router` as a child process, with a routing file or a kubeconfig."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, kubeconfig: Path | None = None) -> None:
         self._flags = flags
+        self._kubeconfig = kubeconfig
         self._folder = tempfile.TemporaryDirectory(prefix="phasesplit-router-")
         self.folder = Path(self._folder.name)
         self.routing_file = self.folder / "routing.json"
@@ -117,11 +118,12 @@ class RouterProcess:
                 "-m",
                 "phasesplit_router",
                 *("--object", "obj", "--namespace", "ns", "--host", "127.0.0.1", "--port", str(self.port)),
-                *("--admin-token-file", str(token), "--routing-file", str(self.routing_file)),
+                *("--admin-token-file", str(token)),
+                *(() if self._kubeconfig else ("--routing-file", str(self.routing_file))),
                 *self._flags,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, "PYTHONPATH": path, "KUBECONFIG": str(self._kubeconfig or "")},
             )
         async with asyncio.timeout(30):
             while True:
