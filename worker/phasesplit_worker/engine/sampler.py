@@ -81,7 +81,8 @@ def gumbel_noise(seed: int, position: int, size: int) -> torch.Tensor:
     key = hashlib.blake2b(struct.pack("<QQ", seed & (2**64 - 1), position), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
     uniform = torch.rand(size, generator=generator).clamp_(min=1e-20)
-    return -torch.log(-torch.log(uniform).clamp_(min=1e-20))
+    exponential = (-torch.log(uniform)).clamp_(min=1e-20)  # uniform may round to 1
+    return -torch.log(exponential)
 
 
 def _logprob(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
