@@ -1,4 +1,4 @@
-"""Command line of the testbed: `python -m testbed up`, `down`, `status`, `shape`, `gpus`, `load-image`."""
+"""Command line of the testbed: `python -m testbed up`, `down`, `status`, `shape` and more."""
 
 import argparse
 import json
@@ -55,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     gpus = add("gpus", _gpus, "change the number of pretended GPUs of a node")
     gpus.add_argument("node")
     gpus.add_argument("count", type=int)
+    power = add("power", _power, "end a node as if it lost power, or start it again")
+    power.add_argument("node")
+    power.add_argument("state", choices=("off", "on"))
+    cable = add("cable", _cable, "pull a node's network cable out, or plug it in")
+    cable.add_argument("node")
+    cable.add_argument("state", choices=("out", "in"))
     load = add("load-image", _load_image, "load an OCI or Docker archive into the nodes")
     load.add_argument("archive", type=Path)
     load.add_argument("--node", help="one node only")
@@ -99,6 +105,18 @@ def _gpus(options: argparse.Namespace) -> None:
     if options.count < 0:
         raise TestbedError(f"gpus {options.count}: a node has 0 or more")
     cluster.running().set_gpus(options.node, options.count)
+
+
+def _power(options: argparse.Namespace) -> None:
+    testbed = cluster.running()
+    if options.state == "off":
+        testbed.power_off(options.node)
+    else:
+        testbed.power_on(options.node)
+
+
+def _cable(options: argparse.Namespace) -> None:
+    cluster.running().connect(options.node, options.state == "in")
 
 
 def _load_image(options: argparse.Namespace) -> None:

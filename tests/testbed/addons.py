@@ -4,6 +4,8 @@ CoreDNS runs on the host and is reached through the usual Service 10.96.0.10. Ea
 volumes of the class `local-path`, bound to a claim when its pod is scheduled.
 """
 
+import json
+import shutil
 import urllib.request
 from functools import partial
 from pathlib import Path
@@ -14,11 +16,11 @@ from testbed.binaries import binary
 from testbed.certificates import Pki
 from testbed.errors import TestbedError
 from testbed.kubectl import Kubectl
-from testbed.processes import Daemons, in_netns, run
+from testbed.processes import URGENT, Daemons, in_netns, run
 from testbed.spec import CLUSTER_DOMAIN, DNS_SERVICE_IP, HOST_IP, ClusterSpec, NodeSpec
 
 STORAGE_CLASS = "local-path"
-VOLUMES_PER_NODE = 6
+VOLUMES_PER_NODE = 10
 _VOLUME_SIZE = "20Gi"
 _DNS_PORT = 10053
 _READY_PORT = 10054
@@ -38,7 +40,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
 def start_dns(root: Path, daemons: Daemons, pki: Pki) -> None:
     corefile = root / "Corefile"
     corefile.write_text(_corefile(pki))
-    daemons.spawn("coredns", "nice", "-n", "-5", binary("coredns"), "-conf", corefile)
+    daemons.spawn("coredns", *URGENT, binary("coredns"), "-conf", corefile)
 
 
 def dns_objects() -> list[dict[str, Any]]:
@@ -138,8 +140,7 @@ def storage_objects(root: Path, spec: ClusterSpec) -> list[dict[str, Any]]:
 
 def _volume(root: Path, node: NodeSpec, number: int) -> dict[str, Any]:
     folder = root / node.name / "volumes" / str(number)
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o777)
+    _make_folder(folder)
     on_node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node.name]}
     return {
         "apiVersion": "v1",
@@ -154,6 +155,27 @@ def _volume(root: Path, node: NodeSpec, number: int) -> dict[str, Any]:
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on_node]}]}},
         },
     }
+
+
+def renew_volumes(root: Path, kubectl: Kubectl) -> None:
+    """Empty the volumes whose claims are gone and offer them again, as a provisioner would."""
+    for volume in kubectl.get("persistentvolumes")["items"]:
+        if (
+            volume["status"].get("phase") != "Released"
+            or volume["spec"].get("storageClassName") != STORAGE_CLASS
+        ):
+            continue
+        folder = Path(volume["spec"]["local"]["path"])
+        if folder.is_relative_to(root):
+            shutil.rmtree(folder)
+            _make_folder(folder)
+        patch = json.dumps([{"op": "remove", "path": "/spec/claimRef"}])
+        kubectl("patch", "persistentvolume", volume["metadata"]["name"], "--type=json", f"--patch={patch}")
+
+
+def _make_folder(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o777)  # a pod writes as whatever user it runs as
 
 
 def apply_addons(root: Path, spec: ClusterSpec, kubectl: Kubectl) -> None:

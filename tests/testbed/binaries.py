@@ -20,6 +20,7 @@ from testbed.paths import cache_dir
 from testbed.processes import run, wait_for
 
 CNI_PLUGINS = Path("/usr/lib/cni")
+RUNC = Path("/usr/sbin/runc")
 _MODULES = Path(__file__).parent / "modules"
 _BUILD_TIMEOUT_S = 3600.0
 _LOCK_TIMEOUT_S = 2 * 3600.0
@@ -28,7 +29,7 @@ _APT_TIMEOUT_S = 600.0
 
 # Debian package -> a program or file that shows it is there.
 _PACKAGES = {
-    "runc": "/usr/sbin/runc",
+    "runc": f"{RUNC}",
     "containernetworking-plugins": f"{CNI_PLUGINS}/bridge",
     "iptables": "/usr/sbin/iptables",
     "iproute2": "/usr/sbin/tc",

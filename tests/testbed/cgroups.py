@@ -1,11 +1,17 @@
 """The cgroup that holds a node's pods, on cgroup v1 and v2 hosts. Made empty, found again, removed."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 _MOUNT = Path("/sys/fs/cgroup")
 _UNIFIED = _MOUNT / "cgroup.controllers"
+
+
+def cgroup_prefix(root: Path) -> str:
+    """How the cgroups of one testbed begin: cgroups are one for the host, whatever network it is in."""
+    return f"phasesplit-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-"
 
 
 def create_cgroup(name: str) -> None:

@@ -73,6 +73,20 @@ class Testbed:
 
         self.daemons.wait_for(shows, 30, f"{count} GPUs on {node}", needs=(f"{node}-kubelet",))
 
+    def connect(self, node: str, connected: bool) -> None:
+        """Plug a node's cable in or pull it out; its pods run on."""
+        network.connect(self.spec.node(node), connected)
+
+    def power_off(self, node: str) -> None:
+        """End a node as a machine that loses power."""
+        nodes.power_off(self.root, self.spec.node(node), self.daemons)
+
+    def power_on(self, node: str) -> None:
+        """Start a node again and wait until it is Ready."""
+        nodes.power_on(self.root, self.spec.node(node), self.daemons, Pki(self.root))
+        kubelet = f"{node}-kubelet"
+        self.daemons.wait_for(lambda: node in self.ready_nodes(), _NODES_TIMEOUT_S, node, needs=(kubelet,))
+
     def load_image(self, archive: Path, node: str | None = None) -> None:
         """Load an OCI or Docker archive into one node, or into all."""
         if not archive.is_file():
@@ -125,6 +139,7 @@ def ensure_up(spec: ClusterSpec | None = None) -> Testbed:
                 raise TestbedError(
                     "a testbed of another shape is running: `down` ends it, then `up` makes this one"
                 )
+            addons.renew_volumes(testbed.root, testbed.kubectl)
             _publish(testbed)
             return testbed
         root = testbed.root if testbed else state_root()

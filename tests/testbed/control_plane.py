@@ -12,14 +12,12 @@ from testbed.binaries import binary
 from testbed.certificates import Pki
 from testbed.errors import TestbedError
 from testbed.kubectl import Kubectl
-from testbed.processes import Daemons
+from testbed.processes import URGENT, Daemons
 from testbed.spec import API_PORT, HOST_IP, SERVICE_CIDR
 
 ETCD_PORT = 23790
 _ETCD_PEER_PORT = 23800
 _START_TIMEOUT_S = 120.0
-# Two busy model workers on two cores must not make the cluster look dead.
-_URGENT = ("nice", "-n", "-5")
 
 # Everything that users and service accounts do, without bodies; what Kubernetes does for itself is left out.
 _AUDIT_POLICY = {
@@ -59,7 +57,7 @@ def start_control_plane(root: Path, daemons: Daemons, pki: Pki, kubectl: Kubectl
     common = ("--leader-elect=false", "--bind-address=127.0.0.1")
     daemons.spawn(
         "controller-manager",
-        *_URGENT,
+        *URGENT,
         binary("kube-controller-manager"),
         *common,
         *_client(pki, "controller-manager"),
@@ -67,9 +65,9 @@ def start_control_plane(root: Path, daemons: Daemons, pki: Pki, kubectl: Kubectl
         f"--service-account-private-key-file={pki.path('service-account.key')}",
         f"--root-ca-file={pki.path('ca.crt')}",
         "--node-monitor-period=2s",
-        "--node-monitor-grace-period=16s",
+        "--node-monitor-grace-period=24s",
     )
-    daemons.spawn("scheduler", *_URGENT, binary("kube-scheduler"), *common, *_client(pki, "scheduler"))
+    daemons.spawn("scheduler", *URGENT, binary("kube-scheduler"), *common, *_client(pki, "scheduler"))
 
 
 def _client(pki: Pki, name: str) -> tuple[str, ...]:
@@ -93,7 +91,7 @@ def _refuse_taken_port(address: str, port: int) -> None:
 def _start_etcd(root: Path, daemons: Daemons) -> None:
     daemons.spawn(
         "etcd",
-        *_URGENT,
+        *URGENT,
         binary("etcd"),
         f"--data-dir={root}/etcd",
         f"--listen-client-urls=http://127.0.0.1:{ETCD_PORT}",
@@ -112,7 +110,7 @@ def _start_api_server(root: Path, daemons: Daemons, pki: Pki) -> None:
     policy.write_text(json.dumps(_AUDIT_POLICY, indent=1))
     daemons.spawn(
         "apiserver",
-        *_URGENT,
+        *URGENT,
         binary("kube-apiserver"),
         f"--etcd-servers=http://127.0.0.1:{ETCD_PORT}",
         f"--bind-address={HOST_IP}",

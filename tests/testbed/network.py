@@ -23,7 +23,7 @@ def create_network(spec: ClusterSpec) -> None:
     run("ip", "addr", "add", f"{HOST_IP}/24", "dev", BRIDGE)
     run("ip", "link", "set", BRIDGE, "up")
     for node in spec.nodes:
-        _connect(node)
+        _wire(node)
     for node in spec.nodes:
         run("ip", "route", "add", node.pod_cidr, "via", node.ip)
         for other in spec.nodes:
@@ -44,7 +44,7 @@ def owner() -> Path | None:
     return Path(alias) if alias else None
 
 
-def _connect(node: NodeSpec) -> None:
+def _wire(node: NodeSpec) -> None:
     def inside(*words: str) -> None:
         run("ip", "-n", node.netns, *words)
 
@@ -87,6 +87,11 @@ def shaped_rate(node: NodeSpec) -> str | None:
     tc, device = _both_ends(node)[0]
     found = re.search(r"rate (\S+)", run(*tc, "qdisc", "show", "dev", device, check=False).stdout)
     return found[1].lower() if found else None
+
+
+def connect(node: NodeSpec, connected: bool) -> None:
+    """Plug a node's cable in or pull it out."""
+    run("ip", "link", "set", node.link, "up" if connected else "down")
 
 
 def _both_ends(node: NodeSpec) -> tuple[tuple[tuple[str, ...], str], ...]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from testbed.binaries import CNI_PLUGINS, binary
+from testbed import network
+from testbed.binaries import CNI_PLUGINS, RUNC, binary
 from testbed.certificates import Pki
-from testbed.cgroups import create_cgroup
+from testbed.cgroups import cgroup_pids, cgroup_prefix, create_cgroup
+from testbed.errors import TestbedError
 from testbed.images import PAUSE_IMAGE, host_mounts
-from testbed.processes import Daemons, in_netns, run
+from testbed.processes import URGENCY, URGENT, Daemons, in_netns, pids_naming, run, stop
 from testbed.spec import CLUSTER_DOMAIN, DNS_SERVICE_IP, GPU_RESOURCE, POD_SUPERNET, NodeSpec
 
 _START_TIMEOUT_S = 60.0
@@ -28,6 +30,7 @@ class NodeFiles:
         self.folder = root / node.name
         self.containerd_socket = self.folder / "containerd.sock"
         self.kubelet = self.folder / "kubelet"
+        self.cgroup = f"{cgroup_prefix(root)}{node.name}"
         self.gpus = self.folder / "gpus"
 
     def config(self, name: str, content: object) -> Path:
@@ -44,11 +47,15 @@ def start_containerd(root: Path, node: NodeSpec, daemons: Daemons) -> None:
     spec = json.loads(run(binary("ctr"), "oci", "spec").stdout)
     spec["mounts"] += host_mounts()
     files.config("base-spec.json", spec)
-    config = files.config("containerd.toml", _containerd(files))
+    # Shims are as urgent as containerd; what runs in containers is not.
+    runc = files.config("runc.sh", f'#!/bin/sh\nexec nice -n {URGENCY} {RUNC} "$@"\n')
+    runc.chmod(0o755)
+    config = files.config("containerd.toml", _containerd(files, runc))
     name = f"{node.name}-containerd"
     # containerd looks for its shim on PATH.
     daemons.spawn(
         name,
+        *URGENT,
         *in_netns(node.netns, binary("containerd"), "-c", config),
         env={"PATH": f"{binary('containerd').parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"},
     )
@@ -69,11 +76,11 @@ def import_archive(root: Path, node: NodeSpec, archive: Path) -> str:
 
 def start_kubelet(root: Path, node: NodeSpec, daemons: Daemons, pki: Pki) -> None:
     files = NodeFiles(root, node)
-    create_cgroup(node.cgroup)
+    create_cgroup(files.cgroup)
     config = files.config("kubelet.json", _kubelet(files, node, pki))
     daemons.spawn(
         f"{node.name}-kubelet",
-        *("nice", "-n", "-5"),
+        *URGENT,
         *in_netns(node.netns, binary("kubelet")),
         f"--config={config}",
         f"--kubeconfig={pki.kubeconfig(node.name)}",
@@ -88,8 +95,36 @@ def start_kubelet(root: Path, node: NodeSpec, daemons: Daemons, pki: Pki) -> Non
 def start_proxy(root: Path, node: NodeSpec, daemons: Daemons, pki: Pki) -> None:
     config = NodeFiles(root, node).config("kube-proxy.json", _proxy(node, pki))
     daemons.spawn(
-        f"{node.name}-kube-proxy", *in_netns(node.netns, binary("kube-proxy"), f"--config={config}")
+        f"{node.name}-kube-proxy", *URGENT, *in_netns(node.netns, binary("kube-proxy"), f"--config={config}")
     )
+
+
+def power_off(root: Path, node: NodeSpec, daemons: Daemons) -> None:
+    """End the node as a machine that loses power: first it cannot be reached, then nothing on it runs."""
+    network.connect(node, False)
+    own = [record for record in daemons.records() if record.name.startswith(f"{node.name}-")]
+    left = stop([record.pid for record in own if record.is_alive()])
+    left += stop(shim_pids(root, node) | cgroup_pids(NodeFiles(root, node).cgroup))
+    if left:
+        raise TestbedError(f"{node.name} does not go off: processes {left} do not end")
+    for record in own:
+        daemons.forget(record.name)
+
+
+def power_on(root: Path, node: NodeSpec, daemons: Daemons, pki: Pki) -> None:
+    """Start a node that was powered off; its disk is as it was."""
+    network.connect(node, True)
+    start_containerd(root, node, daemons)
+    start_kubelet(root, node, daemons, pki)
+    start_proxy(root, node, daemons, pki)
+    gpus = NodeFiles(root, node).gpus
+    if gpus.exists():
+        set_gpus(root, node, daemons, int(gpus.read_text()))
+
+
+def shim_pids(root: Path, node: NodeSpec) -> set[int]:
+    """Containerd's shims, which outlive it by design."""
+    return pids_naming(str(NodeFiles(root, node).containerd_socket), {"containerd-shim-runc-v2"})
 
 
 def set_gpus(root: Path, node: NodeSpec, daemons: Daemons, count: int) -> None:
@@ -122,7 +157,7 @@ def _cni(files: NodeFiles, node: NodeSpec) -> dict[str, Any]:
     return {"cniVersion": "1.0.0", "name": node.netns, "plugins": [bridge]}
 
 
-def _containerd(files: NodeFiles) -> str:
+def _containerd(files: NodeFiles, runc: Path) -> str:
     # Without restrict_oom_score_adj runc dies in a container of its own, saying nothing of the reason.
     # The namespaces of pods are mounted under the state folder so that `down` finds all of them.
     folder = files.folder
@@ -148,7 +183,7 @@ def _containerd(files: NodeFiles) -> str:
         runtime_type = "io.containerd.runc.v2"
         base_runtime_spec = "{folder}/base-spec.json"
         [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-        BinaryName = "/usr/sbin/runc"
+        BinaryName = "{runc}"
         Root = "{folder}/runc"
         SystemdCgroup = false
         [plugins."io.containerd.nri.v1.nri"]
@@ -170,7 +205,7 @@ def _kubelet(files: NodeFiles, node: NodeSpec, pki: Pki) -> dict[str, Any]:
         "tlsCertFile": str(pki.path(f"{node.name}.crt")),
         "tlsPrivateKeyFile": str(pki.path(f"{node.name}.key")),
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{node.cgroup}",
+        "cgroupRoot": f"/{files.cgroup}",
         "failCgroupV1": False,
         "failSwapOn": False,
         "enforceNodeAllocatable": ["none"],

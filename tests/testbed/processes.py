@@ -9,13 +9,16 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from testbed.errors import TestbedError
 
 COMMAND_TIMEOUT_S = 30.0
+# Before a cluster's own daemons: two busy model workers on two cores must not make it look dead.
+URGENCY = 10
+URGENT = ("nice", "-n", f"-{URGENCY}")
 _TERM_GRACE_S = 2.0
 _KILL_GRACE_S = 10.0
 _LOG_TAIL_LINES = 8
@@ -145,6 +148,19 @@ def wait_for(predicate: Callable[[], bool], timeout_s: float, what: str, interva
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"timed out after {timeout_s:.0f} s waiting for {what}")
         time.sleep(interval_s)
+
+
+def pids_naming(text: str, programs: Container[str]) -> set[int]:
+    """Processes of these programs with `text` in one of their arguments."""
+    pids = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            program, *words = path.read_text(errors="replace").split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if Path(program).name in programs and any(text in word for word in words):
+            pids.add(int(path.parent.name))
+    return pids
 
 
 def stop(pids: Iterable[int]) -> list[int]:

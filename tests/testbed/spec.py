@@ -56,10 +56,6 @@ class NodeSpec:
     def pod_cidr(self) -> str:
         return f"10.213.{10 + self.index}.0/24"
 
-    @property
-    def cgroup(self) -> str:
-        return f"phasesplit-node{self.index}"
-
 
 @dataclass(frozen=True)
 class ClusterSpec:

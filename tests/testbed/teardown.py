@@ -13,9 +13,8 @@ from pathlib import Path
 from testbed import cgroups, network
 from testbed.binaries import MODULES
 from testbed.errors import TestbedError
-from testbed.processes import Daemons, run, stop
+from testbed.processes import Daemons, pids_naming, run, stop
 
-_CGROUP_PREFIX = "phasesplit-node"
 _CNI_RESULTS = Path("/var/lib/cni/results")
 # One folder for all kubelets of a host, whatever their root; see refuse_other_kubelet.
 _DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
@@ -27,22 +26,23 @@ _PROGRAMS = {program for module in MODULES for program in module.programs.values
 
 def tear_down(root: Path) -> None:
     """Leave nothing: no process, mount, namespace, cable, cgroup or file. TestbedError names what stayed."""
+    prefix = cgroups.cgroup_prefix(root)
     forwarding = root / "ip-forward-before"
     sockets = _shim_sockets(root)
     # Kubelets and runtimes first, or they would bring back what is being ended.
     left = stop(_daemon_pids(root))
-    left += stop(cgroups.cgroup_pids(_CGROUP_PREFIX))
+    left += stop(cgroups.cgroup_pids(prefix))
     left += stop(_daemon_pids(root))
     _remove_traces(root)
     _unmount_below(root)
     for path in sockets:
         path.unlink(missing_ok=True)
-    cgroups.delete_cgroups(_CGROUP_PREFIX)
+    cgroups.delete_cgroups(prefix)
     network.delete_network()
     if forwarding.exists():
         network.restore_forwarding(forwarding.read_text())
     problems = [f"process {pid}" for pid in left]
-    problems += [f"cgroup {path}" for path in cgroups.left_cgroups(_CGROUP_PREFIX)]
+    problems += [f"cgroup {path}" for path in cgroups.left_cgroups(prefix)]
     problems += [f"mount {point}" for point in _mounts_below(root)]
     if problems:
         raise TestbedError(f"the testbed did not go away completely: {', '.join(problems[:5])}")
@@ -53,9 +53,10 @@ def tear_down(root: Path) -> None:
 
 def leftovers(root: Path) -> list[str]:
     """What exists of a testbed at `root`, in words; empty after a good `down`."""
-    found = [f"process {pid}" for pid in sorted(_daemon_pids(root) | cgroups.cgroup_pids(_CGROUP_PREFIX))]
+    prefix = cgroups.cgroup_prefix(root)
+    found = [f"process {pid}" for pid in sorted(_daemon_pids(root) | cgroups.cgroup_pids(prefix))]
     found += [f"mount {point}" for point in _mounts_below(root)]
-    found += [f"cgroup {path}" for path in cgroups.left_cgroups(_CGROUP_PREFIX)]
+    found += [f"cgroup {path}" for path in cgroups.left_cgroups(prefix)]
     found += [f"network {name}" for name in network.left_names()]
     if root.exists():
         found.append(f"folder {root}")
@@ -64,18 +65,8 @@ def leftovers(root: Path) -> list[str]:
 
 def _daemon_pids(root: Path) -> set[int]:
     """Recorded daemons, and our programs that name the root: shims outlive their containerd by design."""
-    pids = {record.pid for record in Daemons(root).records() if record.is_alive()}
-    needle = f"{root}/".encode()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if Path(words[0].decode(errors="replace")).name in _PROGRAMS and any(
-            needle in word for word in words[1:]
-        ):
-            pids.add(int(path.parent.name))
-    return pids
+    recorded = {record.pid for record in Daemons(root).records() if record.is_alive()}
+    return recorded | pids_naming(f"{root}/", _PROGRAMS)
 
 
 def _mounts_below(root: Path) -> list[str]:
