@@ -163,6 +163,25 @@ def pids_naming(text: str, programs: Container[str]) -> set[int]:
     return pids
 
 
+def with_descendants(pids: Iterable[int]) -> set[int]:
+    """The processes, their children, and so on; a container's first process is the child of its shim."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        children.setdefault(parent, []).append(int(path.parent.name))
+    found: set[int] = set()
+    waiting = list(pids)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += children.get(pid, [])
+    return found
+
+
 def stop(pids: Iterable[int]) -> list[int]:
     """Ask processes to end, then make them; returns those that are still there, which should be none."""
     left = {pid: ticks for pid in pids if (ticks := _start_ticks(pid)) is not None}

@@ -13,7 +13,7 @@ from pathlib import Path
 from testbed import cgroups, network
 from testbed.binaries import MODULES
 from testbed.errors import TestbedError
-from testbed.processes import Daemons, pids_naming, run, stop
+from testbed.processes import Daemons, pids_naming, run, stop, with_descendants
 
 _CNI_RESULTS = Path("/var/lib/cni/results")
 # One folder for all kubelets of a host, whatever their root; see refuse_other_kubelet.
@@ -30,7 +30,7 @@ def tear_down(root: Path) -> None:
     forwarding = root / "ip-forward-before"
     sockets = _shim_sockets(root)
     # Kubelets and runtimes first, or they would bring back what is being ended.
-    left = stop(_daemon_pids(root))
+    left = stop(with_descendants(_daemon_pids(root)))
     left += stop(cgroups.cgroup_pids(prefix))
     left += stop(_daemon_pids(root))
     _remove_traces(root)

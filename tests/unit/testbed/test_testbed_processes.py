@@ -9,7 +9,7 @@ import pytest
 
 from testbed.errors import TestbedError
 from testbed.locks import exclusive
-from testbed.processes import Daemons, run, stop, wait_for
+from testbed.processes import Daemons, run, stop, wait_for, with_descendants
 
 
 def test_a_failing_command_says_what_it_said() -> None:
@@ -45,6 +45,14 @@ def test_waiting_for_a_daemon_that_died_ends_at_once_with_its_last_words(tmp_pat
     daemons.spawn("brief", "/bin/sh", "-c", "echo port taken; exit 1")
     with pytest.raises(TestbedError, match=r"(?s)brief ended while waiting for the moon.*port taken"):
         daemons.wait_for(lambda: False, 30, "the moon", needs=("brief",))
+
+
+def test_children_of_children_are_found(tmp_path: Path) -> None:
+    record = Daemons(tmp_path).spawn("family", "/bin/sh", "-c", "sh -c 'sleep 60 & wait' & wait")
+    try:
+        wait_for(lambda: len(with_descendants([record.pid])) == 3, 20, "three processes")
+    finally:
+        assert stop(with_descendants([record.pid])) == []
 
 
 def test_waiting_has_a_bound() -> None:
