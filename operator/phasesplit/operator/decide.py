@@ -27,7 +27,7 @@ from phasesplit.operator.observation import Observation
 from phasesplit.operator.placing import Placer, PlacingInput
 from phasesplit.planner.facts import LinkFacts, LoadFacts, NodeFacts, PodFacts, StepProfile, WorkerFacts
 from phasesplit.planner.metrics_health import judge_metrics
-from phasesplit.planner.metrics_types import MetricsInput, MetricsVerdict, QueryError
+from phasesplit.planner.metrics_types import MetricsInput, MetricsVerdict, Permission, QueryError
 from phasesplit.planner.mode import decide_mode
 from phasesplit.planner.mode_types import ModeDecision, ModeInput, PoolPresence
 from phasesplit.planner.placement import binding_for
@@ -48,6 +48,7 @@ class MetricsState:
     error_detail: str = ""
     failing_s: float = 0.0
     scrape_interval_s: float = 15.0
+    asked: bool = True  # False: not a single round since this copy started
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,12 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
 def _judge(given: Situation, memory: ObjectMemory, classes: tuple[LatencyClass, ...]) -> MetricsVerdict:
     ready = [pool for pool in Pool if given.observation.pools[pool].ready > 0]
     state = given.metrics
+    if not state.asked:
+        hold = Permission(may_grow=False, may_shrink=False)
+        message = "Prometheus has not been asked yet"
+        return MetricsVerdict(
+            "Unknown", Reason.METRICS_MISSING, message, permissions=dict.fromkeys(Pool, hold)
+        )
     return judge_metrics(
         MetricsInput(
             configured=state.configured,

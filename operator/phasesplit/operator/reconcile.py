@@ -43,6 +43,7 @@ from phasesplit.operator.status import (
     from_rfc3339,
     read_conditions,
 )
+from phasesplit.operator.table import changed_fields
 from phasesplit.resources.children import template_hash
 from phasesplit.resources.context import BuildContext, ImageSettings
 from phasesplit.resources.pods import build_worker_template
@@ -214,6 +215,8 @@ class Reconciler:
             slo_condition(decisions.classes, decisions.loads),
         )
         model = situation.snapshot.model
+        if not situation.metrics.asked:
+            decided = _keep(decided, ConditionType.METRICS_AVAILABLE, model.status)
         conditions = build_conditions(
             model.generation,
             chosen.acceptance,
@@ -286,6 +289,8 @@ class Reconciler:
         scales = [change for change in written.scales if not change.drift]
         notices += transitions.scale_notices(scales, decisions.scaling)
         if written.table_changed:
+            fields = changed_fields(before, decisions.table)
+            logger.info("%s/%s: routing table %d: %s", *model.key, decisions.table.version, fields)
             switch = transitions.mode_notice(before.mode if before is not None else None, decisions.mode)
             notices += [switch] if switch is not None else []
         for notice in notices:
@@ -351,6 +356,12 @@ def read_table(config_map: Manifest | None) -> RoutingTable | None:
     except ValueError:
         logger.warning("the live routing table cannot be read; it is written anew")
         return None
+
+
+def _keep(decided: list[Condition], kind: ConditionType, status: Manifest) -> list[Condition]:
+    """The condition as it was written last, where this copy knows nothing newer yet."""
+    before = {condition.type: condition for condition in read_conditions(status)}
+    return [before.get(kind, item) if item.type is kind else item for item in decided]
 
 
 def _waiting_since(situation: Situation) -> float:

@@ -89,6 +89,18 @@ def next_table(live: RoutingTable | None, content: RoutingTable, newest_seen: in
     return content.model_copy(update={"version": version})
 
 
+def changed_fields(before: RoutingTable | None, after: RoutingTable) -> str:
+    """Which fields differ, for the log."""
+    if before is None:
+        return "new"
+    fields = [name for name in RoutingTable.model_fields if getattr(before, name) != getattr(after, name)]
+    return ", ".join(name for name in fields if name != "version")
+
+
+def _is_about(one: float, other: float) -> bool:
+    return other / LINK_CHANGE < one < other * LINK_CHANGE
+
+
 def _round(value: float) -> float:
     digits = 1 - math.floor(math.log10(value))
     return float(round(value, digits))

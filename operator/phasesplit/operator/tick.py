@@ -64,7 +64,7 @@ class MetricsTick:
         endpoint = self._endpoints.get(key)
         source = self._sources.get(endpoint) if endpoint is not None else None
         if source is None or source.answer is None:
-            return MetricsState(configured=True)
+            return MetricsState(configured=True, asked=False)
         since_s = source.failing_since_s
         return MetricsState(
             configured=True,
