@@ -4,6 +4,7 @@
 cleared away first, a healthy one of another shape is refused.
 """
 
+import json
 import os
 import shutil
 import sys
@@ -21,7 +22,7 @@ from testbed.errors import TestbedError
 from testbed.images import write_archive
 from testbed.kubectl import Kubectl
 from testbed.locks import exclusive
-from testbed.paths import cache_dir, state_root, user_kubeconfig
+from testbed.paths import cache_dir, repository_root, state_root, user_kubeconfig
 from testbed.processes import Daemons
 from testbed.spec import GPU_RESOURCE, ClusterSpec, gpu_labels, plan_cluster
 
@@ -39,6 +40,7 @@ class Testbed:
 
     root: Path
     spec: ClusterSpec
+    checkout: Path  # whose code the pods run
 
     @property
     def kubeconfig(self) -> Path:
@@ -118,7 +120,13 @@ def current(root: Path | None = None) -> Testbed | None:
     written = root / "cluster.json"
     if not written.is_file():
         return None
-    return Testbed(root, ClusterSpec.from_json(written.read_text()))
+    content = json.loads(written.read_text())
+    return Testbed(root, ClusterSpec.from_plain(content["spec"]), Path(content["checkout"]))
+
+
+def _write_down(testbed: Testbed) -> None:
+    content = {"spec": testbed.spec.to_plain(), "checkout": str(testbed.checkout)}
+    (testbed.root / "cluster.json").write_text(json.dumps(content, indent=1))
 
 
 def running() -> Testbed:
@@ -132,9 +140,12 @@ def running() -> Testbed:
 def ensure_up(spec: ClusterSpec | None = None) -> Testbed:
     """A healthy testbed: the running one when it has the shape asked for, or none was; else a new one."""
     _require_root()
+    say = _clock()
     with _only_one():
         testbed = current()
-        if testbed is not None and _healthy(testbed):
+        if testbed is not None and testbed.checkout != repository_root():
+            say(f"replacing the testbed of {testbed.checkout}: its pods would run the code there")
+        elif testbed is not None and _healthy(testbed):
             if spec is not None and spec != testbed.spec:
                 raise TestbedError(
                     "a testbed of another shape is running: `down` ends it, then `up` makes this one"
@@ -142,16 +153,21 @@ def ensure_up(spec: ClusterSpec | None = None) -> Testbed:
             addons.renew_volumes(testbed.root, testbed.kubectl)
             _publish(testbed)
             return testbed
-        root = testbed.root if testbed else state_root()
-        _refuse_foreign(root)
-        say = _clock()
-        if teardown.leftovers(root):
-            say("clearing away what a testbed before left behind")
-            teardown.tear_down(root)
-        teardown.refuse_other_kubelet()
-        ensure_packages()
-        ensure_binaries()
-        return _start(Testbed(root, spec or (testbed.spec if testbed else plan_cluster(2))), say)
+        return _replace(testbed, spec, say)
+
+
+def _replace(testbed: Testbed | None, spec: ClusterSpec | None, say: Callable[[str], None]) -> Testbed:
+    """A new testbed, of the shape asked for, else of the one before, else of two nodes."""
+    root = state_root()
+    _refuse_foreign(root)
+    if teardown.leftovers(root):
+        say("clearing away what a testbed before left behind")
+        teardown.tear_down(root)
+    teardown.refuse_other_kubelet()
+    ensure_packages()
+    ensure_binaries()
+    shape = spec or (testbed.spec if testbed else plan_cluster(2))
+    return _start(Testbed(root, shape, repository_root()), say)
 
 
 def down() -> None:
@@ -177,6 +193,7 @@ def status() -> dict[str, Any]:
         "running": True,
         "healthy": _healthy(testbed),
         "root": str(testbed.root),
+        "checkout": str(testbed.checkout),
         "kubeconfig": str(testbed.kubeconfig),
         "auditLog": str(control_plane.audit_log(testbed.root)),
         "nodes": [
@@ -214,7 +231,7 @@ def _start(testbed: Testbed, say: Callable[[str], None]) -> Testbed:
     root.mkdir(parents=True)
     # Pods of another user read their volumes and logs below it.
     root.chmod(0o755)
-    (root / "cluster.json").write_text(spec.to_json())
+    _write_down(testbed)
     (root / "ip-forward-before").write_text(network.forwarding())
     pki.create(spec)
     network.create_network(spec)

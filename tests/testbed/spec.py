@@ -6,7 +6,6 @@
 10.96.0.0/16         Services, 10.96.0.10 the DNS
 """
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,14 +70,11 @@ class ClusterSpec:
             f"there is no node {name}; the testbed has {', '.join(n.name for n in self.nodes)}"
         )
 
-    def to_json(self) -> str:
-        return json.dumps(
-            {"nodes": [{"index": n.index, "gpus": n.gpus, "labels": n.labels} for n in self.nodes]}, indent=1
-        )
+    def to_plain(self) -> dict[str, Any]:
+        return {"nodes": [{"index": n.index, "gpus": n.gpus, "labels": n.labels} for n in self.nodes]}
 
     @staticmethod
-    def from_json(text: str) -> "ClusterSpec":
-        content: dict[str, Any] = json.loads(text)
+    def from_plain(content: dict[str, Any]) -> "ClusterSpec":
         return ClusterSpec(tuple(NodeSpec(**node) for node in content["nodes"]))
 
 
