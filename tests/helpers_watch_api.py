@@ -96,21 +96,28 @@ class WatchApi:
         self.put("configmaps", "obj-routing", {"data": {"routing.json": table.model_dump_json()}})
 
     def put_workers(self, service: str, workers: list[FakeWorker], **conditions: bool) -> None:
-        """An EndpointSlice with one port per worker is not possible: one slice per worker."""
+        """Endpoints of a headless Service; one slice per worker, since their ports differ."""
         for worker in workers:
-            endpoint = {
-                "addresses": ["127.0.0.1"],
-                "nodeName": worker.node,
-                "targetRef": {"kind": "Pod", "name": worker.pod},
-                "conditions": {"ready": True, "serving": True, "terminating": False} | conditions,
-            }
-            item = {
-                "metadata": {"labels": {"kubernetes.io/service-name": service}},
-                "addressType": "IPv4",
-                "ports": [{"name": "api", "port": worker.port}, {"name": "transfer", "port": 8100}],
-                "endpoints": [endpoint],
-            }
-            self.put("endpointslices", f"{worker.pod}-slice", item)
+            self.put_endpoint(service, worker.endpoint(), **conditions)
+
+    def put_endpoint(self, service: str, worker: dict[str, Any], **conditions: bool) -> None:
+        """The slice of one worker, given as in a routing file."""
+        endpoint = {
+            "addresses": [worker["host"]],
+            "nodeName": worker["node"],
+            "targetRef": {"kind": "Pod", "name": worker["pod"]},
+            "conditions": {"ready": True, "serving": True, "terminating": False} | conditions,
+        }
+        item = {
+            "metadata": {"labels": {"kubernetes.io/service-name": service}},
+            "addressType": "IPv4",
+            "ports": [
+                {"name": "http", "port": worker["port"]},
+                {"name": "transfer", "port": worker["transfer_port"]},
+            ],
+            "endpoints": [endpoint],
+        }
+        self.put("endpointslices", f"{worker['pod']}-slice", item)
 
     def _log(self, kind: str, event: str, item: dict[str, Any]) -> None:
         self.log[kind].append((self.version, {"type": event, "object": item}))
