@@ -23,10 +23,14 @@ def search(problem: Problem, start: Placement, wanted: Mapping[Pool, int]) -> Pl
         return start
     filled = []
     for seed in _seeds(problem, start, wanted):
-        for ordered in _orders(order, few=len(problem.nodes) <= _SMALL):
-            found = start.copy()
-            _fill(found, ordered, seed)
-            filled.append(found)
+        found = _filled(start, order, seed)
+        filled.append(found)
+        complete = sum(found.totals.values()) == sum(start.totals.values()) + len(order)
+        if complete and len(problem.nodes) <= _SMALL:
+            # Also begun with all of one pool around the seed, then all of the other. Where not everything
+            # fits only the order along the ratio leaves a share for both pools.
+            grouped = sorted(order)
+            filled += [_filled(start, grouped, seed), _filled(start, grouped[::-1], seed)]
     filled.sort(key=_rank)
     kept = filled if len(problem.nodes) <= _SMALL else filled[:_IMPROVED]
     for found in kept:
@@ -46,14 +50,6 @@ def placing_order(wanted: Mapping[Pool, int], present: Mapping[Pool, int]) -> li
         left[pool] -= 1
         order.append(pool)
     return order
-
-
-def _orders(order: Sequence[Pool], *, few: bool) -> list[Sequence[Pool]]:
-    """Small problems are also begun with all of one pool around the seed, then all of the other."""
-    if not few:
-        return [order]
-    grouped = sorted(order)
-    return [order, grouped, grouped[::-1]]
 
 
 def _rank(placement: Placement) -> tuple[int, int, float]:
@@ -97,8 +93,9 @@ class _Candidates:
         return nodes[-1] if nodes else None
 
 
-def _fill(placement: Placement, order: Sequence[Pool], seed: str | None) -> None:
+def _filled(start: Placement, order: Sequence[Pool], seed: str | None) -> Placement:
     """Add the pods one by one, each where it is cheapest now; the first at the seed."""
+    placement = start.copy()
     candidates = _Candidates(placement)
     hopeless: set[Pool] = set()
     for index, pool in enumerate(order):
@@ -110,6 +107,7 @@ def _fill(placement: Placement, order: Sequence[Pool], seed: str | None) -> None
             hopeless.add(pool)
         else:
             placement.add(pool, node)
+    return placement
 
 
 def _seeds(problem: Problem, start: Placement, wanted: Mapping[Pool, int]) -> list[str | None]:

@@ -14,6 +14,7 @@ from phasesplit.planner.facts import LinkFacts, NodeFacts
 SAME_NODE_BYTES_PER_S = 4e9
 NEAREST_BYTES_PER_S = 3.125e9  # 25 GbE
 LEVEL_FACTOR = 2.5  # each level further out
+_ENOUGH_MEASURED = 3  # pairs of a level, before their median stands for the others
 
 Key = tuple[str | None, ...]
 
@@ -101,7 +102,7 @@ class Topology:
         return len(one)
 
     def _calibrated(self, keys: Mapping[str, Key]) -> list[float]:
-        """Seconds per byte on one node and by distance; the median of what was measured, if anything."""
+        """Seconds per byte on one node and by distance; the median of what was measured, if enough was."""
         guesses = [1.0 / SAME_NODE_BYTES_PER_S]
         guesses += [LEVEL_FACTOR**index / NEAREST_BYTES_PER_S for index in range(len(self._levels) + 1)]
         seen: dict[int, list[float]] = {}
@@ -109,5 +110,6 @@ class Topology:
             distance = -1 if one == other else self._distance(keys[one], keys[other])
             seen.setdefault(distance, []).append(value)
         for distance, values in seen.items():
-            guesses[1 + distance] = median(values)
+            if len(values) >= _ENOUGH_MEASURED:
+                guesses[1 + distance] = median(values)
         return guesses
