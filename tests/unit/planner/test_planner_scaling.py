@@ -10,25 +10,19 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from helpers_planner import pool_bounds as bounds
+from helpers_planner import scaling_input as situation
+from helpers_planner import scaling_load as load
+from helpers_planner import scaling_workers as workers
 from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool, Role
-from phasesplit.api.reports import StepProfile
 from phasesplit.api.routing import LatencyClass, ServedMode
 from phasesplit.api.v1alpha1 import RoleSwitching, ScalingPolicy
-from phasesplit.planner.facts import LoadFacts, WorkerFacts
 from phasesplit.planner.metrics_types import MetricsVerdict, Permission
 from phasesplit.planner.scaling import plan_scaling
 from phasesplit.planner.scaling_clamp import repair_one_sided, shrink_to_total
-from phasesplit.planner.scaling_types import PoolBounds, ScalingDecision, ScalingInput, ScalingMemory
+from phasesplit.planner.scaling_types import ScalingDecision, ScalingInput, ScalingMemory
 
-GPU = StepProfile(
-    base_s=0.02,
-    per_prefill_token_s=1e-4,
-    per_decode_sequence_s=2e-4,
-    per_decode_context_s=1e-7,
-    num_samples=999,
-)
-CLASSES = (LatencyClass(name="default", ttft_s=2.0, tpot_s=0.05),)
 HOLD = Permission(may_grow=False, may_shrink=False)
 OUTAGE = MetricsVerdict(
     "False",
@@ -36,44 +30,6 @@ OUTAGE = MetricsVerdict(
     "Prometheus: connection refused; pools hold",
     permissions=dict.fromkeys(Pool, HOLD),
 )
-
-
-def load(rate: float, **changes: object) -> LoadFacts:
-    base = LoadFacts(
-        arrival_rate_per_s=rate,
-        mean_prompt_tokens=2000,
-        p95_prompt_tokens=4000,
-        mean_output_tokens=200,
-        finished=100,
-    )
-    return replace(base, **changes)
-
-
-def bounds(pool: Pool, desired: int, ready: int | None = None, **changes: object) -> PoolBounds:
-    base = PoolBounds(pool, min=1, max=8, desired=desired, ready=desired if ready is None else ready)
-    return replace(base, **changes)
-
-
-def workers(prefill: int, decode: int, *, helping: int = 0) -> tuple[WorkerFacts, ...]:
-    made = [WorkerFacts(f"m-prefill-{i}", "n", Pool.PREFILL, Role.PREFILL) for i in range(prefill)]
-    for i in range(decode):
-        role = Role.PREFILL if i >= decode - helping else Role.DECODE
-        made.append(WorkerFacts(f"m-decode-{i}", "n", Pool.DECODE, role))
-    return tuple(made)
-
-
-def situation(rate: float, prefill: int = 1, decode: int = 1, **changes: object) -> ScalingInput:
-    base = ScalingInput(
-        now_s=1000.0,
-        mode=ServedMode.SPLIT,
-        pools={Pool.PREFILL: bounds(Pool.PREFILL, prefill), Pool.DECODE: bounds(Pool.DECODE, decode)},
-        classes=CLASSES,
-        loads=(load(rate),),
-        workers=workers(prefill, decode),
-        profiles={Pool.PREFILL: GPU, Pool.DECODE: GPU},
-        down_stabilization_s=300.0,
-    )
-    return replace(base, **changes)
 
 
 def run(given: ScalingInput, steps: Iterable[tuple[float, dict[str, object]]]) -> list[ScalingDecision]:
