@@ -141,10 +141,11 @@ class EngineCore:
         else:
             self._drop(entry)
 
-    def abort_all(self, reason: str) -> None:
+    def abort_all(self, error: str | None) -> None:
         """End everything, reserved blocks included; the process is going away."""
         for entry in list(self._entries.values()):
-            self.abort(entry.sequence.request_id, reason)
+            self._report_aborted(entry, "error" if error else "abort")
+            self._end(entry, finish_reason="error" if error else "abort", error=error)
             self._drop(entry)
 
     def free_expired(self) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 import torch
 
@@ -80,7 +81,11 @@ class Engine:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._num_pending = 0  # submitted and not yet taken over by the engine thread
+        self._num_open = 0  # as published with `_stats`
+        # Submitted but not in the published load yet, and which of these the engine thread has taken.
+        self._num_pending = 0
+        self._num_pending_tokens = 0
+        self._taken_tokens: list[int] = []
         self._is_draining = False
         self._is_stopping = False
         self._failure: str | None = None
@@ -169,8 +174,14 @@ class Engine:
         self._post(lambda: self._core.abort(request_id, reason))
 
     def stats(self) -> EngineStats:
-        """Load as of the last step boundary."""
-        return self._stats
+        """Load as of the last step boundary, plus what was submitted since."""
+        with self._wake:
+            stats = self._stats
+            return replace(
+                stats,
+                num_waiting=stats.num_waiting + self._num_pending,
+                num_waiting_prompt_tokens=stats.num_waiting_prompt_tokens + self._num_pending_tokens,
+            )
 
     def profile(self) -> StepProfile:
         """The declared profile when paced, else the fitted one."""
@@ -208,7 +219,8 @@ class Engine:
 
     def is_idle(self) -> bool:
         """Nothing waits, runs or is held."""
-        return self._num_pending == 0 and self._core.num_entries == 0 and not self._commands
+        with self._wake:
+            return self._num_pending == 0 and self._num_open == 0 and not self._commands
 
     # -- callers' threads ------------------------------------------------------------------------
 
@@ -222,15 +234,17 @@ class Engine:
             raise EngineStoppedError("this worker is draining and takes no new requests")
         arrival_s = self._clock()
 
+        num_tokens = request.num_known_tokens
+
         def add() -> None:
-            with self._wake:
-                self._num_pending -= 1
+            self._taken_tokens.append(num_tokens)
             self._core.add(request, on_output, arrival_s, reservation)
 
         with self._wake:
-            if self._num_pending + self._core.num_entries >= MAX_OPEN_REQUESTS:
+            if self._num_pending + self._num_open >= MAX_OPEN_REQUESTS:
                 raise EngineBusyError(f"{MAX_OPEN_REQUESTS} requests are open already; try again later")
             self._num_pending += 1
+            self._num_pending_tokens += num_tokens
             self._commands.append(add)
             self._wake.notify()
 
@@ -254,8 +268,8 @@ class Engine:
             logger.exception("the engine thread ends")
             self._failure = f"{type(error).__name__}: {error}"
         self._run_commands()
-        self._core.abort_all("error" if self._failure else "abort")
-        self._stats = self._core.stats()
+        self._core.abort_all(None if self._failure is None else f"the engine has failed: {self._failure}")
+        self._publish()
 
     def _beat(self) -> None:
         self._heartbeat_s = self._clock()
@@ -266,7 +280,7 @@ class Engine:
         self._run_commands()
         self._core.free_expired()
         worked = self._core.scheduler.has_work() and self._step()
-        self._stats = self._core.stats()
+        self._publish()
         if worked:
             return
         if self._core.num_entries == 0:
@@ -275,6 +289,15 @@ class Engine:
             if not self._commands and not self._is_stopping:
                 has_work = self._core.scheduler.has_work()
                 self._wake.wait(_BLOCKED_WAIT_S if has_work else _IDLE_WAIT_S)
+
+    def _publish(self) -> None:
+        """Make the load of this moment visible; what was taken is part of it from now on."""
+        stats, num_open = self._core.stats(), self._core.num_entries
+        with self._wake:
+            self._stats, self._num_open = stats, num_open
+            self._num_pending -= len(self._taken_tokens)
+            self._num_pending_tokens -= sum(self._taken_tokens)
+        self._taken_tokens.clear()
 
     def _run_commands(self) -> None:
         while self._commands:
