@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers_transfer import FINGERPRINT, KEY, LAYOUT, eventually, params_for, running_side
+from helpers_transfer import FINGERPRINT, KEY, LAYOUT, MemoryPool, eventually, params_for, running_side
 from helpers_transfer_peers import (
     NUM_BLOCKS,
     TOKENS,
@@ -406,3 +406,63 @@ async def test_failure_after_the_prefill_finished_still_tells_the_first_token():
         with scripted_server(wrong_bytes) as params, pytest.raises(TransferError) as caught:
             await decode.manager.pull(params, TOKENS, range(NUM_BLOCKS), deadline_s=2)
         assert caught.value.first_token == 7
+
+
+def compute_slowly(channel, pull):
+    """A prefill of three seconds that sends its heartbeats, then everything at once."""
+    start_well(channel)
+    started = time.monotonic()
+    while time.monotonic() - started < 3:
+        time.sleep(0.3)
+        channel.send(Heartbeat(num_ready_blocks=0), limits())
+    views = [block_bytes(block) for block in range(NUM_BLOCKS)]
+    sums = tuple(checksum(view) for view in views)
+    channel.send(Blocks(first_block=0, checksums=sums, waited_s=3.0), limits(), views)
+    channel.send(Final(manifest=good_manifest()), limits())
+    wait_for_close(channel)
+
+
+@contextlib.asynccontextmanager
+async def slow_relay(port, bytes_per_s):
+    """A relay in front of a server whose answers come at a limited speed."""
+
+    async def copy(reader, writer, delay_s):
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            while data := await reader.read(4096):
+                await asyncio.sleep(delay_s * len(data))
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def relay(reader, writer):
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(copy(reader, there_writer, 0), copy(there_reader, writer, 1 / bytes_per_s))
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_deadline_of_the_transfer_leaves_the_prefill_its_time():
+    async with running_side("decode", transfer_deadline_s=0.5) as decode:
+        with scripted_server(compute_slowly) as params:
+            result = await decode.manager.pull(params, TOKENS, range(NUM_BLOCKS))
+        assert result.transfer_s > 2.9
+        assert result.busy_s < 0.5
+
+
+async def test_link_too_slow_for_the_deadline_fails_and_is_measured():
+    layout = LAYOUT.model_copy(update={"head_dim": 512})  # 64 KiB per block
+    async with (
+        running_side("prefill", pool=MemoryPool(64, layout)) as prefill,
+        running_side("decode", pool=MemoryPool(64, layout), transfer_deadline_s=1.0) as decode,
+    ):
+        prefill.engine.run("r", TOKENS)
+        async with slow_relay(prefill.manager.port, bytes_per_s=300_000) as port:
+            params = params_for(prefill, "r", len(TOKENS)).model_copy(update={"remote_port": port})
+            with pytest.raises(TransferError) as caught:
+                await decode.manager.pull(params, TOKENS, range(NUM_BLOCKS))
+        assert caught.value.reason is TransferFailure.TIMEOUT
+        [measured] = decode.manager.link_samples()
+        assert measured.from_pod == "prefill-0"
+        assert 100_000 < measured.bytes_per_s < 600_000

@@ -63,7 +63,7 @@ async def test_finished_prefill_arrives_whole_and_is_freed():
         assert result.sampling_state == {"seed": 1, "position": len(TOKENS)}
         assert (result.num_tokens, result.num_blocks) == (39, 10)
         assert result.num_bytes == 10 * LAYOUT.bytes_per_block
-        assert (result.transport, result.peer_pod, result.peer_node) == ("TCP", "prefill-0", "node-prefill")
+        assert (result.transport, result.measured.peer_node) == ("TCP", "node-prefill")
         assert 0 < result.busy_s <= result.transfer_s
         assert await is_soon(lambda: prefill.engine.allocator.num_used == 0)
         assert prefill.engine.released == ["r"]

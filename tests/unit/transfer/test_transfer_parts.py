@@ -106,7 +106,7 @@ def test_quarantine_doubles_and_ends():
         rest_s = quarantine.resting(now_s).get("p", 0.0)
         rests.append(rest_s)
         now_s += rest_s
-    assert rests == [0, 0, 2, 4, 8, 16, 32, 60, 60]
+    assert rests == [0, 0, 2, 4, 8, 16, 30, 30, 30]
     assert rests[-1] == LONGEST_QUARANTINE_S
     quarantine.check("p", now_s)
     quarantine.check("q", 0.0)

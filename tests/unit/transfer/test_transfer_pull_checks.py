@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from helpers_transfer import FINGERPRINT, LAYOUT, MemoryPool
 from helpers_transfer_peers import NUM_BLOCKS, TOKENS, block_bytes, good_manifest
 from phasesplit.api.reports import LinkSample
-from phasesplit_worker.transfer.deadlines import PREFILL_ALLOWANCE_S, choose_deadline_s
+from phasesplit_worker.transfer.deadlines import SHORTEST_S, SLACK, UNKNOWN_BYTES_PER_S, choose_deadline_s
 from phasesplit_worker.transfer.errors import TransferError, TransferFailure
 from phasesplit_worker.transfer.integrity import checksum, count_blocks, hash_token_ids
 from phasesplit_worker.transfer.messages import MAX_GROUP_BLOCKS, Pull
@@ -26,6 +26,7 @@ def make_request(**changes):
         "token_ids": tuple(TOKENS),
         "block_ids": tuple(range(NUM_BLOCKS)),
         "first_block": 0,
+        "transfer_s": 5.0,
         "deadline": time.monotonic() + 5,
     }
     return PullRequest(**{**fields, **changes})
@@ -160,9 +161,13 @@ def sample(bytes_per_s):
     )  # fmt: skip
 
 
-def test_deadline_grows_with_bytes_and_shrinks_with_speed():
-    unknown = choose_deadline_s(100_000_000, [])
-    slow = choose_deadline_s(100_000_000, [sample(5e6)])
-    fast = choose_deadline_s(100_000_000, [sample(1e9)])
-    assert PREFILL_ALLOWANCE_S < fast < slow < unknown
-    assert choose_deadline_s(0, []) == PREFILL_ALLOWANCE_S
+def test_deadline_is_three_times_what_the_link_needs_and_at_least_five_seconds():
+    assert choose_deadline_s(100_000_000, [sample(5e6)]) == 60
+    assert choose_deadline_s(100_000_000, [sample(1e9)]) == SHORTEST_S
+    assert choose_deadline_s(100_000_000, []) == SLACK * 100_000_000 / UNKNOWN_BYTES_PER_S
+    assert choose_deadline_s(0, []) == SHORTEST_S
+
+
+def test_deadline_follows_the_slowest_of_the_newest_samples():
+    newest_first = [sample(1e9), sample(1e7), sample(1e9), sample(1e6)]
+    assert choose_deadline_s(100_000_000, newest_first) == 30

@@ -76,6 +76,7 @@ class Channel:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SLICE)
         self._socket = sock
+        self.num_received_bytes = 0  # since the connection was made
 
     def send(self, message: Message, limits: Limits, payload: Sequence[memoryview] = ()) -> None:
         """Send one frame, its payload straight from the given buffers."""
@@ -125,6 +126,7 @@ class Channel:
                 raise limits.fail_closed(f"the connection broke ({error.strerror})") from error
             if not received:
                 raise limits.fail_closed("the peer closed the connection")
+            self.num_received_bytes += received
             progress = time.monotonic()
             pending = _drop(pending, received)
             if pending:

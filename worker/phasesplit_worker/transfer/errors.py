@@ -3,6 +3,7 @@
 Knows nothing about sockets or stores; the reasons are label values of metrics.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from phasesplit_worker.errors import WorkerError
@@ -61,6 +62,16 @@ RELEASING_FAILURES = frozenset(
 RETRIED_FAILURES = frozenset({TransferFailure.CONNECT, TransferFailure.PROGRESS, TransferFailure.CHECKSUM})
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What came from a peer, and how long the link needed for it."""
+
+    peer_pod: str
+    peer_node: str
+    num_bytes: int
+    busy_s: float
+
+
 class TransferError(WorkerError):
     """A transfer failed for `reason`; the message is one sentence."""
 
@@ -69,3 +80,5 @@ class TransferError(WorkerError):
         self.reason = reason
         # Known when the prefill had finished before the pull failed.
         self.first_token: int | None = None
+        # What had arrived by then: a link that is too slow shows in it.
+        self.measured: Measured | None = None

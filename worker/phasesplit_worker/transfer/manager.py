@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phasesplit.api.legs import KVTransferParams
 from phasesplit.api.manifest import KVManifest
@@ -25,13 +25,18 @@ from phasesplit_worker.requests import KVBlocks, TransferHooks
 from phasesplit_worker.transfer.cancellation import Cancellation, settle
 from phasesplit_worker.transfer.counts import Tally, TransferCounts
 from phasesplit_worker.transfer.deadlines import choose_deadline_s
-from phasesplit_worker.transfer.errors import RELEASING_FAILURES, TransferError, TransferFailure
+from phasesplit_worker.transfer.errors import (
+    RELEASING_FAILURES,
+    Measured,
+    TransferError,
+    TransferFailure,
+)
 from phasesplit_worker.transfer.export import ExportIdentity
 from phasesplit_worker.transfer.housekeeping import Housekeeper
 from phasesplit_worker.transfer.integrity import count_blocks
 from phasesplit_worker.transfer.links import LinkBook
 from phasesplit_worker.transfer.peers import LocalIdentity, PeerBook, Quarantine
-from phasesplit_worker.transfer.pull import PullRequest, PullResult
+from phasesplit_worker.transfer.pull import PullRequest, PullResult, Transport
 from phasesplit_worker.transfer.store import KVStore
 from phasesplit_worker.transfer.tcp_client import TcpPuller
 from phasesplit_worker.transfer.tcp_server import TcpServer
@@ -49,9 +54,10 @@ class TransferSettings:
     host: str = "0.0.0.0"  # noqa: S104 a pod's own network
     port: int = 0  # 0: any free one
     ttl_s: float = 30.0
-    transfer_deadline_s: float | None = None  # None: from the size and the link
+    transfer_deadline_s: float | None = None  # of the transfer itself; None: from size and link
+    whole_deadline_s: float = 600.0  # of a pull, waiting for a prefill that lives included
     max_streams: int = 2
-    max_pulls: int = 16
+    max_pulls: int = 64  # most of them wait for a prefill that computes
     silence_s: float = 2.0
     engine_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # changes with every start
     server_limits: ServerLimits = field(default_factory=ServerLimits)
@@ -105,11 +111,9 @@ class TransferManager:
             limits=settings.server_limits,
             on_refused=on_refused,
         )
-        self._peers = PeerBook(
-            LocalIdentity(engine_id=settings.engine_id, pod=settings.pod, node=settings.node), key
-        )
-        self._puller = TcpPuller(
-            self._peers,
+        me = LocalIdentity(engine_id=settings.engine_id, pod=settings.pod, node=settings.node)
+        self._transport: Transport = TcpPuller(
+            PeerBook(me, key),
             pool,
             settings.model_fingerprint,
             max_streams=settings.max_streams,
@@ -118,7 +122,7 @@ class TransferManager:
         )
         self._threads = ThreadPoolExecutor(settings.max_pulls, thread_name_prefix="kv-pull")
         # Releases and probes never wait behind pulls.
-        self._errands = ThreadPoolExecutor(2, thread_name_prefix="kv-errand")
+        self._errands = ThreadPoolExecutor(4, thread_name_prefix="kv-errand")
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -138,8 +142,7 @@ class TransferManager:
         self._housekeeper.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._errands.shutdown(wait=True, cancel_futures=True)
-        self._puller.close()
-        self._peers.close()
+        self._transport.close()
 
     # -- prefill side --------------------------------------------------------------------------
 
@@ -202,8 +205,9 @@ class TransferManager:
         """Fill `block_ids` with the verified KV of `token_ids`. Raises TransferError.
 
         `block_ids` is the whole block table of the tokens; its first `num_cached_tokens //
-        block_size` blocks hold their KV already and are not written. Without `deadline_s` one is
-        derived from the size and the link. Cancelling the task ends the pull first.
+        block_size` blocks hold their KV already and are not written. `deadline_s` bounds the whole,
+        waiting for a prefill that still computes included; the transfer itself has the settings'
+        deadline, or one from its size and the link. Cancelling the task ends the pull first.
         """
         cancellation = cancellation or Cancellation()
         peer = params.remote_pod or f"{params.remote_host}:{params.remote_port}"
@@ -214,8 +218,12 @@ class TransferManager:
         except TransferError as error:
             self._tally.add_failure(error.reason)
             self._quarantine.failed(peer, error.reason, time.monotonic())
+            if error.reason is TransferFailure.TIMEOUT and error.measured is not None:
+                self._record_link(error.measured)  # a link that is too slow must be seen as such
             raise
-        self._count_pull(result, peer)
+        self._tally.add_pull(result)
+        self._quarantine.succeeded(peer)
+        self._record_link(result.measured)
         return result
 
     def _to_request(
@@ -233,11 +241,13 @@ class TransferManager:
             )
         layout = self._pool.layout
         first_block = num_cached_tokens // layout.block_size
-        if deadline_s is None:
-            deadline_s = self._settings.transfer_deadline_s
-        if deadline_s is None:
+        transfer_s = self._settings.transfer_deadline_s
+        if transfer_s is None:
             num_blocks = count_blocks(len(token_ids), layout.block_size) - first_block
-            deadline_s = choose_deadline_s(num_blocks * layout.bytes_per_block, self.link_samples())
+            samples = [one for one in self.link_samples() if one.from_pod == params.remote_pod]
+            transfer_s = choose_deadline_s(num_blocks * layout.bytes_per_block, samples)
+        if deadline_s is None:
+            deadline_s = self._settings.whole_deadline_s
         return PullRequest(
             request_id=params.remote_request_id,
             host=params.remote_host,
@@ -246,13 +256,14 @@ class TransferManager:
             token_ids=tuple(token_ids),
             block_ids=tuple(block_ids),
             first_block=first_block,
+            transfer_s=transfer_s,
             deadline=time.monotonic() + deadline_s,
         )
 
     async def _run_pull(self, request: PullRequest, cancellation: Cancellation) -> PullResult:
         self._pulling[request.request_id] = cancellation
         try:
-            pulling = self._threads.submit(self._puller.pull, request, cancellation)
+            pulling = self._threads.submit(self._transport.pull, request, cancellation)
             return await settle(pulling, cancellation)
         except TransferError as error:
             if error.reason in RELEASING_FAILURES:
@@ -267,12 +278,7 @@ class TransferManager:
 
     def _release_later(self, request: PullRequest) -> None:
         with suppress(RuntimeError):  # stopping: the peer's time to live does it
-            self._errands.submit(self._puller.release, request)
-
-    def _count_pull(self, result: PullResult, peer: str) -> None:
-        self._quarantine.succeeded(peer)
-        self._tally.add_pull(result)
-        self._record_link(result.peer_pod, result.peer_node, result.num_bytes, result.busy_s, is_probe=False)
+            self._errands.submit(self._transport.release, request)
 
     # -- links ---------------------------------------------------------------------------------
 
@@ -281,19 +287,17 @@ class TransferManager:
         loop = asyncio.get_running_loop()
         deadline = time.monotonic() + request.deadline_s
         try:
-            connection, busy_s = await loop.run_in_executor(
-                self._errands, self._puller.probe, request.host, request.port, request.bytes, deadline
+            measured = await loop.run_in_executor(
+                self._errands, self._transport.probe, request.host, request.port, request.bytes, deadline
             )
         except TransferError as error:
             return ProbeResult(error=str(error))
-        sample = self._record_link(
-            request.pod or connection.pod,
-            request.node or connection.node,
-            request.bytes,
-            busy_s,
-            is_probe=True,
+        named = replace(
+            measured,
+            peer_pod=request.pod or measured.peer_pod,
+            peer_node=request.node or measured.peer_node,
         )
-        return ProbeResult(sample=sample)
+        return ProbeResult(sample=self._record_link(named, is_probe=True))
 
     def link_samples(self) -> list[LinkSample]:
         """Recent measurements of links to this worker."""
@@ -303,17 +307,15 @@ class TransferManager:
         """Peers that are not pulled from for a while after repeated failures, with the seconds left."""
         return self._quarantine.resting(time.monotonic())
 
-    def _record_link(
-        self, pod: str, node: str, num_bytes: int, busy_s: float, *, is_probe: bool
-    ) -> LinkSample:
+    def _record_link(self, measured: Measured, *, is_probe: bool = False) -> LinkSample:
         sample = LinkSample(
-            from_node=node,
+            from_node=measured.peer_node,
             to_node=self._settings.node,
-            from_pod=pod,
+            from_pod=measured.peer_pod,
             to_pod=self._settings.pod,
-            transport=self._puller.name,
-            bytes=num_bytes,
-            busy_s=busy_s,
+            transport=self._transport.name,
+            bytes=measured.num_bytes,
+            busy_s=measured.busy_s,
             age_s=0.0,
             probe=is_probe,
         )

@@ -19,7 +19,7 @@ MAX_IDLE_S = 60.0  # below the server's own limit
 MAX_PEERS = 256
 QUARANTINE_AFTER = 3  # failures in a row
 FIRST_QUARANTINE_S = 2.0
-LONGEST_QUARANTINE_S = 60.0
+LONGEST_QUARANTINE_S = 30.0
 
 Address = tuple[str, int]
 

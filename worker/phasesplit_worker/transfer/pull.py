@@ -11,7 +11,7 @@ from typing import Protocol
 from phasesplit.api.manifest import KVLayout, KVManifest
 from phasesplit_worker.requests import KVBlocks
 from phasesplit_worker.transfer.cancellation import Cancellation
-from phasesplit_worker.transfer.errors import TransferError, TransferFailure
+from phasesplit_worker.transfer.errors import Measured, TransferError, TransferFailure
 from phasesplit_worker.transfer.integrity import checksum, count_blocks, hash_token_ids
 
 
@@ -26,7 +26,8 @@ class PullRequest:
     token_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
     first_block: int
-    deadline: float  # monotonic
+    transfer_s: float  # longest time for the link, waiting for the prefill left out
+    deadline: float  # monotonic, of the whole pull
 
     def check(self, layout: KVLayout) -> None:
         """Raise TransferError when the reservation does not fit the tokens."""
@@ -53,8 +54,7 @@ class PullResult:
     transport: str
     num_streams: int
     num_retries: int
-    peer_pod: str
-    peer_node: str
+    measured: Measured  # the last attempt, for the link's bandwidth
     manifest: KVManifest
 
 
@@ -64,7 +64,21 @@ class Transport(Protocol):
     @property
     def name(self) -> str: ...
 
-    def pull(self, request: PullRequest, cancellation: Cancellation) -> PullResult: ...
+    def pull(self, request: PullRequest, cancellation: Cancellation) -> PullResult:
+        """Fetch, verify and confirm. Raises TransferError."""
+        ...
+
+    def release(self, request: PullRequest) -> None:
+        """Tell the peer, if it can be reached, that nobody wants its KV any more."""
+        ...
+
+    def probe(self, host: str, port: int, num_bytes: int, deadline: float) -> Measured:
+        """Measure the link from a peer. Raises TransferError."""
+        ...
+
+    def close(self) -> None:
+        """Give back threads and connections; pulls must have ended."""
+        ...
 
 
 class Reception:

@@ -13,7 +13,12 @@ from contextlib import suppress
 from phasesplit_worker.requests import KVBlocks
 from phasesplit_worker.transfer.cancellation import Cancellation
 from phasesplit_worker.transfer.channel import Channel, Limits
-from phasesplit_worker.transfer.errors import RETRIED_FAILURES, TransferError, TransferFailure
+from phasesplit_worker.transfer.errors import (
+    RETRIED_FAILURES,
+    Measured,
+    TransferError,
+    TransferFailure,
+)
 from phasesplit_worker.transfer.messages import (
     MAX_SMALL_HEADER_BYTES,
     Final,
@@ -25,7 +30,7 @@ from phasesplit_worker.transfer.messages import (
 from phasesplit_worker.transfer.peers import Connection, PeerBook
 from phasesplit_worker.transfer.pull import PullRequest, PullResult, Reception
 from phasesplit_worker.transfer.stripes import choose_group_blocks, choose_num_streams
-from phasesplit_worker.transfer.tcp_stream import PullStream, StreamEnd
+from phasesplit_worker.transfer.tcp_stream import PullStream, StreamLimits
 
 NUM_ATTEMPTS = 2
 RELEASE_S = 1.0
@@ -43,9 +48,9 @@ class TcpPuller:
         pool: KVBlocks,
         model_fingerprint: str,
         *,
-        max_streams: int = 2,
-        max_pulls: int = 16,
-        silence_s: float = 2.0,
+        max_streams: int,
+        max_pulls: int,
+        silence_s: float,
     ) -> None:
         self._peers = peers
         self._pool = pool
@@ -60,20 +65,26 @@ class TcpPuller:
     def close(self) -> None:
         """End the stream threads; pulls must have ended."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._peers.close()
 
     def pull(self, request: PullRequest, cancellation: Cancellation) -> PullResult:
         """Fetch, verify and confirm. Raises TransferError when that did not work."""
         reception = Reception(request, self._pool, self._model_fingerprint)
         started_s = time.monotonic()
+        spent_s = 0.0
         num_retries = 0
         while True:
-            attempt = _Attempt(reception, cancellation, self._peers, self._limit(request, cancellation))
+            limits = StreamLimits(transfer_s=request.transfer_s - spent_s, silence_s=self._silence_s)
+            attempt = _Attempt(reception, cancellation, self._peers, limits)
             try:
                 final = attempt.run(self._threads, self._max_streams)
             except TransferError as error:
-                is_last = num_retries == NUM_ATTEMPTS - 1 or time.monotonic() >= request.deadline
-                if is_last or error.reason not in RETRIED_FAILURES or cancellation.is_set():
+                spent_s += attempt.busy_s
+                is_late = spent_s >= request.transfer_s or time.monotonic() >= request.deadline
+                is_last = num_retries == NUM_ATTEMPTS - 1 or is_late or cancellation.is_set()
+                if is_last or error.reason not in RETRIED_FAILURES:
                     error.first_token = reception.first_token
+                    error.measured = attempt.measured
                     raise
                 self._peers.forget((request.host, request.port))
                 num_retries += 1
@@ -88,8 +99,8 @@ class TcpPuller:
             connection.channel.send(Release(request_id=request.request_id, pulled=False), limits)
             self._peers.give(connection)
 
-    def probe(self, host: str, port: int, num_bytes: int, deadline: float) -> tuple[Connection, float]:
-        """Fetch `num_bytes` of nothing; the peer and the seconds from asking to the last byte."""
+    def probe(self, host: str, port: int, num_bytes: int, deadline: float) -> Measured:
+        """Fetch `num_bytes` of nothing, timed from asking to the last byte."""
         limits = Limits(deadline=deadline, silence_s=self._silence_s)
         connection = self._connect((host, port), None, limits)
         try:
@@ -98,27 +109,18 @@ class TcpPuller:
             connection.channel.close()
             raise
         self._peers.give(connection)
-        return connection, busy_s
+        return Measured(connection.pod, connection.node, num_bytes, busy_s)
 
     def _connect(self, address: tuple[str, int], engine_id: str | None, limits: Limits) -> Connection:
         return self._peers.take(address, engine_id) or self._peers.connect(address, engine_id, limits)
-
-    def _limit(self, request: PullRequest, cancellation: Cancellation) -> Limits:
-        return Limits(deadline=request.deadline, silence_s=self._silence_s, is_cancelled=cancellation.is_set)
 
     def _conclude(
         self, reception: Reception, attempt: "_Attempt", final: Final, started_s: float, num_retries: int
     ) -> PullResult:
         """Confirm to the peer, keep the connections, and sum up."""
         now_s = time.monotonic()
-        first = attempt.ends[0]
-        limits = Limits(deadline=now_s + RELEASE_S, silence_s=RELEASE_S)
-        with suppress(TransferError):  # the KV is here; over there its time to live ends it
-            first.connection.channel.send(
-                Release(request_id=reception.request.request_id, pulled=True), limits
-            )
-        for end in attempt.ends.values():
-            self._peers.give(end.connection)
+        attempt.confirm(Limits(deadline=now_s + RELEASE_S, silence_s=RELEASE_S))
+        measured = attempt.measured
         transfer_s = now_s - started_s
         return PullResult(
             first_token=reception.check_final(final.manifest),
@@ -127,13 +129,12 @@ class TcpPuller:
             num_blocks=reception.num_verified,
             num_bytes=reception.num_verified * reception.layout.bytes_per_block,
             transfer_s=transfer_s,
-            busy_s=min(transfer_s, max(end.busy_s for end in attempt.ends.values())),
-            exposed_s=min(transfer_s, final.finished_age_s + now_s - first.ended_s),
+            busy_s=min(transfer_s, measured.busy_s),
+            exposed_s=min(transfer_s, final.finished_age_s + now_s - attempt.streams[0].ended_s),
             transport=self.name,
-            num_streams=len(attempt.ends),
+            num_streams=len(attempt.streams),
             num_retries=num_retries,
-            peer_pod=first.connection.pod,
-            peer_node=first.connection.node,
+            measured=measured,
             manifest=final.manifest,
         )
 
@@ -142,24 +143,38 @@ class _Attempt:
     """All streams of one try, with one fate."""
 
     def __init__(
-        self, reception: Reception, cancellation: Cancellation, peers: PeerBook, limits: Limits
+        self, reception: Reception, cancellation: Cancellation, peers: PeerBook, limits: StreamLimits
     ) -> None:
         self._reception = reception
         self._peers = peers
+        self._limits = limits
         self._together = Cancellation(cancellation)
-        self._limits = Limits(
-            deadline=limits.deadline, silence_s=limits.silence_s, is_cancelled=self._together.is_set
-        )
         self._lock = threading.Lock()
         self._first_error: TransferError | None = None
-        self.ends: dict[int, StreamEnd] = {}
+        self.streams: list[PullStream] = []
+
+    @property
+    def busy_s(self) -> float:
+        """Time that the slowest stream needed the link."""
+        return max((stream.busy_s for stream in self.streams), default=0.0)
+
+    @property
+    def measured(self) -> Measured:
+        """What came over the link, from whom, and how fast; also of a failed attempt."""
+        connection = next((stream.connection for stream in self.streams if stream.connection), None)
+        num_bytes = sum(stream.num_bytes for stream in self.streams)
+        if connection is None:
+            return Measured("", "", 0, 0.0)
+        return Measured(connection.pod, connection.node, num_bytes, self.busy_s)
 
     def run(self, threads: ThreadPoolExecutor, max_streams: int) -> Final:
         """Run the streams; on return or raise none of them runs any more."""
-        pulls = self._plan(max_streams)
-        others = [threads.submit(self._run_stream, pull) for pull in pulls[1:]]
+        self.streams = [
+            PullStream(self._reception, pull, self._peers, self._limits) for pull in self._plan(max_streams)
+        ]
+        others = [threads.submit(self._run_stream, stream) for stream in self.streams[1:]]
         try:
-            self._run_stream(pulls[0])
+            self._run_stream(self.streams[0])
         finally:
             wait(others)
         try:
@@ -167,9 +182,21 @@ class _Attempt:
                 future.result()
             return self._check()
         except BaseException:  # whatever it was: no connection of this attempt is kept
-            for end in self.ends.values():
-                end.connection.channel.close()
+            for stream in self.streams:
+                if stream.connection is not None:
+                    stream.connection.channel.close()
             raise
+
+    def confirm(self, limits: Limits) -> None:
+        """Let the peer free its blocks; keep the connections for the next pull."""
+        release = Release(request_id=self._reception.request.request_id, pulled=True)
+        for stream in self.streams:
+            if stream.connection is None:
+                continue
+            if stream is self.streams[0]:
+                with suppress(TransferError):  # the KV is here; over there its time to live ends it
+                    stream.connection.channel.send(release, limits)
+            self._peers.give(stream.connection)
 
     def _plan(self, max_streams: int) -> list[Pull]:
         reception = self._reception
@@ -191,9 +218,9 @@ class _Attempt:
             for stream in range(num_streams)
         ]
 
-    def _run_stream(self, pull: Pull) -> None:
+    def _run_stream(self, stream: PullStream) -> None:
         try:
-            end = PullStream(self._reception, pull, self._peers, self._limits).run(self._together)
+            stream.run(self._together)
         except TransferError as error:
             with self._lock:  # the first one counts: later ones come from the wake-up
                 self._first_error = self._first_error or error
@@ -201,14 +228,11 @@ class _Attempt:
         except BaseException:  # a defect: the other streams must not go on without this one
             self._together.cancel()
             raise
-        else:
-            with self._lock:
-                self.ends[pull.stream] = end
 
     def _check(self) -> Final:
         if self._first_error is not None:
             raise self._first_error
-        final = self.ends[0].final
+        final = self.streams[0].final
         if final is None:
             raise TransferError(TransferFailure.PROTOCOL, "the pull ended without a final manifest")
         self._reception.check_sealed(final.manifest)

@@ -45,7 +45,7 @@ class ServerLimits:
     pull_s: float = 3600.0  # whole pull, a long prefill included
     probe_s: float = 60.0
     heartbeat_s: float = 0.5
-    max_connections: int = 256
+    max_connections: int = 512
     max_unauthenticated: int = 32
 
 

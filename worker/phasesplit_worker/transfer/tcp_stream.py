@@ -1,7 +1,9 @@
 """One stream of a pull over TCP: ask, receive in the agreed order, verify.
 
 Refuses whatever is out of turn, too long or of another request before anything is received for it.
-Knows frames, peers and a Reception; does not know the pull's other streams.
+Counts its time: `busy_s` is what the link needed, waiting for the prefill to compute left out, and
+is what the transfer's deadline limits. Knows frames, peers and a Reception; does not know the
+pull's other streams.
 """
 
 import time
@@ -24,38 +26,49 @@ from phasesplit_worker.transfer.peers import Connection, PeerBook
 from phasesplit_worker.transfer.pull import Reception
 from phasesplit_worker.transfer.stripes import stripe
 
+# Two heartbeats: a shorter deadline cannot tell a prefill that computes from a link that hangs.
+SHORTEST_WAIT_S = 1.0
 
-@dataclass(frozen=True)
-class StreamEnd:
-    """A stream that has received all its blocks. Its connection is between messages."""
 
-    connection: Connection
-    busy_s: float
-    final: Final | None  # of stream 0 only
-    ended_s: float  # monotonic time of the last frame's arrival
+@dataclass(frozen=True, kw_only=True)
+class StreamLimits:
+    """Bounds of one stream."""
+
+    transfer_s: float  # busy time
+    silence_s: float  # without a single byte
 
 
 class PullStream:
-    """Runs one stream. Used by one thread."""
+    """Runs one stream. Used by one thread; its figures are read when that has ended."""
 
-    def __init__(self, reception: Reception, pull: Pull, peers: PeerBook, limits: Limits) -> None:
+    def __init__(self, reception: Reception, pull: Pull, peers: PeerBook, limits: StreamLimits) -> None:
         self._reception = reception
         self._pull = pull
         self._peers = peers
         self._limits = limits
+        self._together = Cancellation()
         self._max_header_bytes = MAX_SMALL_HEADER_BYTES + MANIFEST_BYTES_PER_BLOCK * reception.num_blocks
-        self._busy_s = 0.0
-        self._idle_since_s = 0.0  # end of the last frame
+        self._counted_until_s = 0.0  # busy_s includes the time up to here
         self._progress_s = 0.0  # last time that the peer had no reason to send more
+        self.connection: Connection | None = None  # between messages once `run` has returned
+        self.final: Final | None = None  # of stream 0 only
+        self.busy_s = 0.0
+        self.num_bytes = 0
 
-    def run(self, together: Cancellation) -> StreamEnd:
+    @property
+    def ended_s(self) -> float:
+        """Monotonic time of the end of the last frame."""
+        return self._counted_until_s
+
+    def run(self, together: Cancellation) -> None:
         """Receive everything. Raises TransferError; then the connection is closed."""
+        self._together = together
         while True:
             connection = self._connect()
             try:
                 with together.guarding(connection.channel):
                     manifest = self._ask(connection.channel)
-                    return self._receive(connection, manifest)
+                    self._receive(connection.channel, manifest)
             except _KeptConnectionDiedError:
                 connection.channel.close()
                 self._peers.forget(connection.address)
@@ -64,34 +77,36 @@ class PullStream:
             except BaseException:  # whatever it was: bytes left in the connection belong to nobody
                 connection.channel.close()
                 raise
+            else:
+                return
 
     def _connect(self) -> Connection:
         request = self._reception.request
         address = (request.host, request.port)
         kept = self._peers.take(address, request.engine_id)
-        return kept or self._peers.connect(address, request.engine_id, self._limits)
+        self.connection = kept or self._peers.connect(address, request.engine_id, self._waiting())
+        return self.connection
 
     def _ask(self, channel: Channel) -> Frame:
         """Send the pull and await its manifest, for which the prefill must have been accepted."""
-        self._idle_since_s = self._progress_s = time.monotonic()
+        self._counted_until_s = self._progress_s = time.monotonic()
         try:
-            channel.send(self._pull, self._limits)
-            frame = self._await_frame(channel, 0)
+            channel.send(self._pull, self._waiting())
+            return self._await_frame(channel, 0)
         except TransferError as error:
             if error.reason is TransferFailure.CONNECT:
                 raise _KeptConnectionDiedError(error.reason, str(error)) from error
             raise
-        return frame
 
-    def _receive(self, connection: Connection, frame: Frame) -> StreamEnd:
+    def _receive(self, channel: Channel, frame: Frame) -> None:
         if not isinstance(frame.message, Manifest):
             raise _unexpected(frame.message)
         self._reception.check_manifest(frame.message.manifest)
-        self._account(frame, 0.0)
+        self._count(time.monotonic())
         for start, stop in stripe(self._pull):
-            self._receive_group(connection.channel, start, stop)
-        final = self._receive_final(connection.channel) if self._pull.stream == 0 else None
-        return StreamEnd(connection, self._busy_s, final, self._idle_since_s)
+            self._receive_group(channel, start, stop)
+        if self._pull.stream == 0:
+            self.final = self._receive_final(channel)
 
     def _receive_group(self, channel: Channel, start: int, stop: int) -> None:
         """Receive and verify blocks `[start, stop)`, in as many frames as the prefill's chunks make."""
@@ -107,45 +122,65 @@ class PullStream:
                     TransferFailure.PROTOCOL,
                     f"{frame.payload_bytes} bytes came as blocks {start} to {end} of {stop}",
                 )
+            self._count(frame.arrived_s, message.waited_s)
             views = self._reception.views(start, end)
-            channel.receive_into(views, self._limits)
+            self._receive_payload(channel, views)
             self._reception.verify(start, views, message.checksums)
-            self._account(frame, message.waited_s)
+            self._count(time.monotonic())
+            self._progress_s = self._counted_until_s
             start = end
+
+    def _receive_payload(self, channel: Channel, views: list[memoryview]) -> None:
+        before = channel.num_received_bytes
+        try:
+            channel.receive_into(views, self._receiving())
+        finally:  # a link too slow for the deadline shows in what it did carry
+            self.num_bytes += channel.num_received_bytes - before
+            self._count(time.monotonic())
 
     def _receive_final(self, channel: Channel) -> Final:
         frame = self._await_frame(channel, self._reception.num_blocks)
         if not isinstance(frame.message, Final):
             raise _unexpected(frame.message)
         self._reception.check_final(frame.message.manifest)
-        self._account(frame, frame.message.waited_s)
+        self._count(frame.arrived_s, frame.message.waited_s)
         return frame.message
 
     def _await_frame(self, channel: Channel, block: int, max_payload_bytes: int = 0) -> Frame:
         """The next frame that is no heartbeat.
 
-        A heartbeat is progress only while the peer says that `block` is not ready yet.
+        A heartbeat excuses the peer only while it says that `block` is not ready yet.
         """
         while True:
             frame = channel.receive(
-                self._limits, max_header_bytes=self._max_header_bytes, max_payload_bytes=max_payload_bytes
+                self._waiting(), max_header_bytes=self._max_header_bytes, max_payload_bytes=max_payload_bytes
             )
             if frame.payload_bytes and not isinstance(frame.message, Blocks):
                 raise _unexpected(frame.message)
             if not isinstance(frame.message, Heartbeat):
                 return frame
             if frame.message.num_ready_blocks <= block:
-                self._progress_s = frame.arrived_s
-            self._limits.check(self._progress_s)
-            if self._busy_s == 0.0:
-                self._idle_since_s = frame.arrived_s  # not even accepted: nothing could be sent
+                self._progress_s = self._counted_until_s = frame.arrived_s
+            self._waiting().check(self._progress_s)
 
-    def _account(self, frame: Frame, waited_s: float) -> None:
-        """Add the time since the last frame, without what the sender waited for the prefill."""
-        now_s = time.monotonic()
-        idle_s = max(0.0, frame.arrived_s - self._idle_since_s)
-        self._busy_s += now_s - self._idle_since_s - min(waited_s, idle_s)
-        self._idle_since_s = self._progress_s = now_s
+    def _count(self, until_s: float, waited_s: float = 0.0) -> None:
+        """Add the time up to `until_s`, without what the sender waited for the prefill."""
+        elapsed_s = max(0.0, until_s - self._counted_until_s)
+        self.busy_s += elapsed_s - min(waited_s, elapsed_s)
+        self._counted_until_s = until_s
+
+    def _receiving(self) -> Limits:
+        return self._limit(self._limits.transfer_s - self.busy_s)
+
+    def _waiting(self) -> Limits:
+        return self._limit(max(SHORTEST_WAIT_S, self._limits.transfer_s - self.busy_s))
+
+    def _limit(self, left_s: float) -> Limits:
+        return Limits(
+            deadline=min(self._reception.request.deadline, time.monotonic() + left_s),
+            silence_s=self._limits.silence_s,
+            is_cancelled=self._together.is_set,
+        )
 
 
 class _KeptConnectionDiedError(TransferError):
