@@ -38,6 +38,8 @@ class Target:
         """Install or upgrade the chart with this target's images."""
         chart = repository_root() / "helm" / "phasesplit"
         values = [f"--set={key}={value}" for key, value in self.images.items()]
+        if self.testbed is not None:
+            values.append("--take-ownership")  # tests may have applied the CRD by itself before
         self._helm(
             "upgrade", "--install", "phasesplit", str(chart), "--namespace", OPERATOR_NAMESPACE,
             "--create-namespace", "--wait", f"--timeout={int(timeout_s)}s", *values, timeout_s=timeout_s + 30,
