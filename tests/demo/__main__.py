@@ -15,6 +15,8 @@ from demo.subject import Subject
 from demo.target import DemoError, PortForward, Target, choose_target
 from testbed import cluster
 from testbed.errors import TestbedError
+from testbed.locks import exclusive
+from testbed.paths import cache_dir
 
 console = Console()
 
@@ -25,7 +27,10 @@ def main() -> int:
         if sys.argv[1:] == ["down"]:
             _down()
         else:
-            _show(started)
+            # Tests on the same testbed would shape its links and install over the demo.
+            lock = cache_dir() / "testbed" / "tests.lock"
+            with exclusive(lock, 600, "the testbed, used by a test run,"):
+                _show(started)
     except (DemoError, TestbedError) as error:
         console.print(f"[red]stopped:[/red] {error}", highlight=False)
         return 1
