@@ -238,7 +238,7 @@ def test_the_scheduler_believes_in_nodes_on_paper(cluster: ClusterUnderTest, nam
         wait_for_pods(cluster, namespace, *(f"big-{number}" for number in range(5)), condition="PodScheduled")
         items = cluster.kubectl.get("pods", "-n", namespace)["items"]
         assert len({item["spec"]["nodeName"] for item in items}) == 5
-        time.sleep(20)  # longer than the controller manager believes in a silent node
+        time.sleep(28)  # longer than the controller manager believes in a silent node
         ready = cluster.kubectl(
             "get",
             "nodes",

@@ -102,10 +102,14 @@ def _renew(kubectl: Kubectl, nodes: Sequence[PaperNode], ended: threading.Event)
 
 
 def _remove(kubectl: Kubectl, names: list[str]) -> None:
-    for name in names:
+    bound: dict[str, list[str]] = {}
+    for pod in kubectl.get("pods", "-A", timeout_s=_CALL_TIMEOUT_S)["items"]:
+        if pod["spec"].get("nodeName") in names:
+            bound.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])
+    for namespace, pods in bound.items():
         # No kubelet would ever end these pods.
-        selector = f"--field-selector=spec.nodeName={name}"
-        kubectl("delete", "pods", "-A", selector, "--force", "--grace-period=0", timeout_s=_CALL_TIMEOUT_S)
+        force = ("--force", "--grace-period=0", "--ignore-not-found")
+        kubectl("delete", "pod", "-n", namespace, *pods, *force, timeout_s=_CALL_TIMEOUT_S)
     kubectl("delete", "node", *names, "--ignore-not-found", timeout_s=_CALL_TIMEOUT_S)
     kubectl(
         "delete", "lease", "-n", _LEASE_NAMESPACE, *names, "--ignore-not-found", timeout_s=_CALL_TIMEOUT_S
