@@ -39,7 +39,8 @@ class Target:
         chart = repository_root() / "helm" / "phasesplit"
         values = [f"--set={key}={value}" for key, value in self.images.items()]
         if self.testbed is not None:
-            values.append("--take-ownership")  # tests may have applied the CRD by itself before
+            # Tests may have applied the CRD and the roles by themselves before.
+            values += ["--take-ownership", "--force-conflicts"]
         self._helm(
             "upgrade", "--install", "phasesplit", str(chart), "--namespace", OPERATOR_NAMESPACE,
             "--create-namespace", "--wait", f"--timeout={int(timeout_s)}s", *values, timeout_s=timeout_s + 30,
