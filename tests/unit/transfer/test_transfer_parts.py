@@ -15,6 +15,7 @@ from phasesplit_worker.transfer.errors import PAIR_FAILURES, TransferError, Tran
 from phasesplit_worker.transfer.links import MAX_AGE_S, MAX_LINKS, SAMPLES_PER_LINK, LinkBook
 from phasesplit_worker.transfer.messages import Heartbeat
 from phasesplit_worker.transfer.peers import LONGEST_QUARANTINE_S, MAX_PEERS, Quarantine
+from phasesplit_worker.transfer.tcp_server import format_endpoint, listen
 
 KEY = b"k" * 32
 PARTS = auth.Parts(b"c" * 32, b"s" * 32, "client", "server")
@@ -59,6 +60,16 @@ def test_bad_key_file_is_named_with_its_remedy(tmp_path, content, message):
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         auth.read_transfer_key(path)
+
+
+@pytest.mark.parametrize(
+    ("host", "client", "endpoint"),
+    [("127.0.0.1", "127.0.0.1", "127.0.0.1:81"), ("::1", "::1", "[::1]:81"), ("::", "127.0.0.1", "[::]:81")],
+)
+def test_server_listens_on_either_family(host, client, endpoint):
+    with listen(host, 0) as listener:
+        socket.create_connection((client, listener.getsockname()[1]), timeout=2).close()
+    assert format_endpoint(host, 81) == endpoint
 
 
 def sample(*, to_node="b", num_bytes=1 << 20, busy_s=0.5):

@@ -267,6 +267,16 @@ def test_waiting_reader_is_woken_by_the_chunk_and_by_the_abort(setup):
     assert seen == [2, TransferFailure.ABORTED]
 
 
+def test_blocks_that_cannot_be_read_abort_their_export_alone(setup, caplog):
+    setup.accept("bad")
+    setup.store.on_blocks_ready("bad", 4, (-1,))
+    setup.pool.block_view = lambda block_id: setup.pool._data[8:] if block_id >= 0 else [][block_id]
+    setup.run("good")
+    assert setup.store.manifest("bad").state is ManifestState.ABORTED
+    assert len(setup.store.manifest("good").checksums) == 3
+    assert "request bad" in caplog.text
+
+
 def test_close_ends_everything(setup):
     setup.run()
     setup.housekeeper.stop()

@@ -24,7 +24,7 @@ from phasesplit_worker.transfer.messages import (
     encode,
 )
 
-_SLICE_S = 0.1
+_SLICE_S = 0.25
 _SLICE = struct.pack("ll", int(_SLICE_S), int(_SLICE_S % 1 * 1e6))
 
 

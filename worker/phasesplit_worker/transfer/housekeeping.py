@@ -4,12 +4,15 @@ Checksums are taken when a chunk is done and not when it is sent, so that a bloc
 is caught; off the engine's thread, which would otherwise lose a few milliseconds per chunk.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 
 from phasesplit_worker.requests import KVBlocks
 from phasesplit_worker.transfer.integrity import checksum
-from phasesplit_worker.transfer.store import KVStore
+from phasesplit_worker.transfer.store import KVStore, Unsealed
+
+logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 1.0
 
@@ -53,9 +56,16 @@ class Housekeeper:
             if removed.is_held:
                 self._release(removed.request_id)
         while (unsealed := self._store.take_unsealed()) is not None:
-            self._store.seal(
-                unsealed, [checksum(self._pool.block_view(block_id)) for block_id in unsealed.block_ids]
-            )
+            self._seal(unsealed)
+
+    def _seal(self, unsealed: Unsealed) -> None:
+        try:
+            checksums = [checksum(self._pool.block_view(block_id)) for block_id in unsealed.block_ids]
+        except Exception:  # whatever the pool made of it: the other exports must go on
+            logger.exception("blocks of request %s cannot be read", unsealed.export.request_id)
+            self._store.give_up(unsealed)
+        else:
+            self._store.seal(unsealed, checksums)
 
     def _run(self) -> None:
         while not self._is_stopped.is_set():

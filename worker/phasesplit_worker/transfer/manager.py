@@ -14,7 +14,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -39,7 +39,7 @@ from phasesplit_worker.transfer.peers import LocalIdentity, PeerBook, Quarantine
 from phasesplit_worker.transfer.pull import PullRequest, PullResult, Transport
 from phasesplit_worker.transfer.store import KVStore
 from phasesplit_worker.transfer.tcp_client import TcpPuller
-from phasesplit_worker.transfer.tcp_server import TcpServer
+from phasesplit_worker.transfer.tcp_server import TcpServer, format_endpoint
 from phasesplit_worker.transfer.tcp_session import ServerIdentity, ServerLimits
 
 
@@ -92,7 +92,7 @@ class TransferManager:
             model_fingerprint=settings.model_fingerprint,
             layout=pool.layout,
             engine_id=settings.engine_id,
-            endpoint=lambda: f"{settings.advertised_host}:{self.port}",
+            endpoint=lambda: format_endpoint(settings.advertised_host, self.port),
         )
         self._store = KVStore(identity, ttl_s=settings.ttl_s)
         self._housekeeper = Housekeeper(self._store, pool, release=release, on_expired=self._count_expired)
@@ -263,8 +263,7 @@ class TransferManager:
     async def _run_pull(self, request: PullRequest, cancellation: Cancellation) -> PullResult:
         self._pulling[request.request_id] = cancellation
         try:
-            pulling = self._threads.submit(self._transport.pull, request, cancellation)
-            return await settle(pulling, cancellation)
+            return await settle(self._submit(request, cancellation), cancellation)
         except TransferError as error:
             if error.reason in RELEASING_FAILURES:
                 self._release_later(request)
@@ -275,6 +274,12 @@ class TransferManager:
             raise
         finally:
             self._pulling.pop(request.request_id, None)
+
+    def _submit(self, request: PullRequest, cancellation: Cancellation) -> Future[PullResult]:
+        try:
+            return self._threads.submit(self._transport.pull, request, cancellation)
+        except RuntimeError as error:
+            raise TransferError(TransferFailure.CANCELLED, "this worker is stopping") from error
 
     def _release_later(self, request: PullRequest) -> None:
         with suppress(RuntimeError):  # stopping: the peer's time to live does it

@@ -207,6 +207,12 @@ class KVStore:
             unsealed.export.seal(unsealed.start, unsealed.block_ids, checksums)
         self._stop_reading(unsealed.export)
 
+    def give_up(self, unsealed: Unsealed) -> None:
+        """The range could not be read: nobody can pull this export."""
+        with self._changed:
+            self._end(unsealed.export, ManifestState.ABORTED)
+        self._stop_reading(unsealed.export)
+
     def expire(self) -> int:
         """End exports that nobody came for; the number of their blocks.
 

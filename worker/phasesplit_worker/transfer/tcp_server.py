@@ -22,9 +22,23 @@ from phasesplit_worker.transfer.tcp_session import ServerIdentity, ServerLimits,
 
 logger = logging.getLogger(__name__)
 
+BACKLOG = 128
 _LAST_WORD_S = 1.0
 # The peer went away, or the end came in the middle of a frame: nothing can be said any more.
 _SILENT_ENDS = frozenset({TransferFailure.CONNECT, TransferFailure.CANCELLED})
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; `::` takes IPv4 as well where the system allows it. Raises OSError."""
+    if ":" not in host:
+        return socket.create_server((host, port), backlog=BACKLOG)
+    is_dual = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=is_dual)
+
+
+def format_endpoint(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class TcpServer:
@@ -63,7 +77,7 @@ class TcpServer:
 
     def start(self) -> None:
         """Bind and listen. Raises OSError when the port is taken."""
-        self._listener = socket.create_server(self._address, backlog=128)
+        self._listener = listen(*self._address)
         self._address = self._listener.getsockname()[:2]
         threading.Thread(target=self._accept, args=(self._listener,), name="kv-accept", daemon=True).start()
 
