@@ -7,13 +7,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from phasesplit.api.names import Pool
-from phasesplit.planner.placement_state import Placement, Problem, how_many_fit
+from phasesplit.planner.placement_moves import EPSILON, FAST_LINKS, SMALL, improve, nearer_shared, rank
+from phasesplit.planner.placement_state import OTHER, Placement, Problem, how_many_fit
 
-_SMALL = 64  # up to here every node is a seed and every exchange is tried
 _SEEDS_PER_LEVEL = 2
-_IMPROVED = 2  # of the fillings of a large problem, how many are worth improving
-_ROUNDS = 6
-_EPSILON = 1e-15
+# Of the fillings, how many are worth improving.
+_IMPROVED = 2
+_IMPROVED_OF_SMALL = 16
+
+Seed = Mapping[Pool, str]  # node of the first pod of a pool
 
 
 def search(problem: Problem, start: Placement, wanted: Mapping[Pool, int]) -> Placement:
@@ -21,21 +23,38 @@ def search(problem: Problem, start: Placement, wanted: Mapping[Pool, int]) -> Pl
     order = placing_order(wanted, start.totals)
     if not order:
         return start
-    filled = []
-    for seed in _seeds(problem, start, wanted):
-        found = _filled(start, order, seed)
-        filled.append(found)
-        complete = sum(found.totals.values()) == sum(start.totals.values()) + len(order)
-        if complete and len(problem.nodes) <= _SMALL:
-            # Also begun with all of one pool around the seed, then all of the other. Where not everything
-            # fits only the order along the ratio leaves a share for both pools.
-            grouped = sorted(order)
-            filled += [_filled(start, grouped, seed), _filled(start, grouped[::-1], seed)]
-    filled.sort(key=_rank)
-    kept = filled if len(problem.nodes) <= _SMALL else filled[:_IMPROVED]
+    filled = [found for seed in _seeds(problem, start, wanted) for found in _begin(start, order, seed)]
+    small = len(problem.nodes) <= SMALL
+    kept = _best_distinct(filled, _IMPROVED_OF_SMALL if small else _IMPROVED)
     for found in kept:
-        _improve(found)
-    return min(kept, key=_rank, default=start)
+        improve(found)
+    return min(kept, key=rank, default=start)
+
+
+def _begin(start: Placement, order: Sequence[Pool], seed: Seed) -> list[Placement]:
+    """Fillings from one seed."""
+    found = _filled(start, order, seed)
+    complete = sum(found.totals.values()) == sum(start.totals.values()) + len(order)
+    if not complete or len(start.problem.nodes) > SMALL:
+        return [found]
+    # Also begun with all of one pool around the seed, then all of the other. Where not everything fits
+    # only the order along the ratio leaves a share for both pools.
+    grouped = sorted(order)
+    return [found, _filled(start, grouped, seed), _filled(start, grouped[::-1], seed)]
+
+
+def _best_distinct(filled: Sequence[Placement], count: int) -> list[Placement]:
+    """The cheapest fillings, each arrangement once."""
+    kept: list[Placement] = []
+    seen: set[tuple[tuple[Pool, tuple[tuple[str, int], ...]], ...]] = set()
+    for found in sorted(filled, key=rank):
+        arrangement = tuple((pool, tuple(sorted(found.counts[pool].items()))) for pool in Pool)
+        if arrangement not in seen:
+            seen.add(arrangement)
+            kept.append(found)
+        if len(kept) == count:
+            break
+    return kept
 
 
 def placing_order(wanted: Mapping[Pool, int], present: Mapping[Pool, int]) -> list[Pool]:
@@ -50,17 +69,6 @@ def placing_order(wanted: Mapping[Pool, int], present: Mapping[Pool, int]) -> li
         left[pool] -= 1
         order.append(pool)
     return order
-
-
-def _rank(placement: Placement) -> tuple[int, int, float]:
-    """More pods first, decode before prefill, then cost with penalties."""
-    penalties = sum(
-        count * placement.problem.penalty[pool].get(node, 0.0)
-        for pool in Pool
-        for node, count in placement.counts[pool].items()
-    )
-    placed = sum(placement.totals.values())
-    return -placed, -placement.totals[Pool.DECODE], placement.cost + penalties
 
 
 class _Candidates:
@@ -80,9 +88,9 @@ class _Candidates:
         for value, kind in placement.open_classes(pool):
             if value < bound:
                 node = self._first_fitting(pool, self._by_class[pool].get(kind, []))
-                if node is not None and placement.potential(pool, node) < bound - _EPSILON:
+                if node is not None and placement.potential(pool, node) < bound - EPSILON:
                     best, bound = node, placement.potential(pool, node)
-        return _nearer_shared(placement, pool, bound) or best
+        return nearer_shared(placement, pool, bound) or best
 
     def _first_fitting(self, pool: Pool, nodes: list[str]) -> str | None:
         placement = self._placement
@@ -93,16 +101,19 @@ class _Candidates:
         return nodes[-1] if nodes else None
 
 
-def _filled(start: Placement, order: Sequence[Pool], seed: str | None) -> Placement:
-    """Add the pods one by one, each where it is cheapest now; the first at the seed."""
+def _filled(start: Placement, order: Sequence[Pool], seed: Seed) -> Placement:
+    """Add the pods one by one, each where it is cheapest now; the first ones at the seed."""
     placement = start.copy()
     candidates = _Candidates(placement)
     hopeless: set[Pool] = set()
-    for index, pool in enumerate(order):
+    for pool in order:
         if pool in hopeless:
             continue
-        node = seed if index == 0 and seed is not None and placement.fits(pool, seed) else None
-        node = node or candidates.best(pool)
+        # While the other pool is nowhere all nodes cost the same: stay at the seed.
+        alone = not placement.totals[OTHER[pool]]
+        node = seed.get(pool) if alone or not placement.totals[pool] else None
+        if node is None or not placement.fits(pool, node):
+            node = candidates.best(pool)
         if node is None:
             hopeless.add(pool)
         else:
@@ -110,13 +121,20 @@ def _filled(start: Placement, order: Sequence[Pool], seed: str | None) -> Placem
     return placement
 
 
-def _seeds(problem: Problem, start: Placement, wanted: Mapping[Pool, int]) -> list[str | None]:
-    """Nodes worth beginning at. With pods already there the place is given."""
+def _seeds(problem: Problem, start: Placement, wanted: Mapping[Pool, int]) -> list[Seed]:
+    """Where to begin. With pods already there the place is given."""
     if any(start.totals.values()):
-        return [None]
-    if len(problem.nodes) <= _SMALL:
-        return list(problem.nodes)
-    return list(_group_seeds(problem, wanted))
+        return [{}]
+    links = [
+        {Pool.PREFILL: one, Pool.DECODE: other}
+        for one, other in problem.topology.fastest_measured()[:FAST_LINKS]
+        if start.fits(Pool.PREFILL, one) and start.fits(Pool.DECODE, other)
+    ]
+    nodes = problem.nodes if len(problem.nodes) <= SMALL else list(_group_seeds(problem, wanted))
+    return [
+        *links[: FAST_LINKS if len(problem.nodes) <= SMALL else 1],
+        *({pool: n} for n in nodes for pool in Pool),
+    ]
 
 
 def _group_seeds(problem: Problem, wanted: Mapping[Pool, int]) -> Iterator[str]:
@@ -152,106 +170,3 @@ def _group_seeds(problem: Problem, wanted: Mapping[Pool, int]) -> Iterator[str]:
             if node not in given:
                 given.add(node)
                 yield node
-
-
-def _improve(placement: Placement) -> None:
-    """Move single pods, then exchange pairs, until nothing helps or the rounds are spent."""
-    for _ in range(_ROUNDS):
-        moved = _move_each(placement)
-        moved = _refill_each(placement) or moved
-        if len(placement.problem.nodes) <= _SMALL:
-            moved = _exchange_each(placement) or moved
-        if not moved:
-            return
-
-
-def _refill_each(placement: Placement) -> bool:
-    """Take a whole pool away and place it anew: the best answer to where the other pool is."""
-    improved = False
-    for pool in (Pool.DECODE, Pool.PREFILL):
-        before = _rank(placement)
-        old = [node for node, count in sorted(placement.movable[pool].items()) for _ in range(count)]
-        for node in old:
-            placement.remove(pool, node)
-        new = []
-        for _ in old:
-            target = _cheaper_than(placement, pool, math.inf)
-            if target is None:
-                break
-            placement.add(pool, target)
-            new.append(target)
-        if _rank(placement) < (before[0], before[1], before[2] - _EPSILON):
-            improved = True
-            continue
-        for node in new:
-            placement.remove(pool, node)
-        for node in old:
-            placement.add(pool, node)
-    return improved
-
-
-def _move_each(placement: Placement) -> bool:
-    """Try every movable pod at its best other node."""
-    improved = False
-    for pool in (Pool.DECODE, Pool.PREFILL):
-        for node in sorted(placement.movable[pool]):
-            while placement.movable[pool].get(node) and _move_one(placement, pool, node):
-                improved = True
-    return improved
-
-
-def _move_one(placement: Placement, pool: Pool, node: str) -> bool:
-    placement.remove(pool, node)
-    target = _cheaper_than(placement, pool, placement.potential(pool, node) - _EPSILON)
-    placement.add(pool, target or node)
-    return target is not None
-
-
-def _cheaper_than(placement: Placement, pool: Pool, bound: float) -> str | None:
-    """The cheapest node for one more pod, if it is below the bound."""
-    best: str | None = None
-    for value, kind in placement.open_classes(pool):
-        if value >= bound:
-            continue
-        nodes = placement.problem.by_class[pool].get(kind, ())
-        found = next((name for name in reversed(nodes) if placement.fits(pool, name)), None)
-        if found is not None and placement.potential(pool, found) < bound:
-            best, bound = found, placement.potential(pool, found)
-    return _nearer_shared(placement, pool, bound) or best
-
-
-def _nearer_shared(placement: Placement, pool: Pool, bound: float) -> str | None:
-    """A node that also holds the other pool, if one is below the bound."""
-    best: str | None = None
-    for node in sorted(placement.shared_nodes(pool)):
-        value = placement.potential(pool, node)
-        if value < bound - _EPSILON and placement.fits(pool, node):
-            best, bound = node, value
-    return best
-
-
-def _exchange_each(placement: Placement) -> bool:
-    """Exchange a prefill pod of one node with a decode pod of another, where that is cheaper."""
-    improved = False
-    prefill, decode = placement.movable[Pool.PREFILL], placement.movable[Pool.DECODE]
-    for one in sorted(prefill):
-        for other in sorted(decode):
-            if one != other and prefill.get(one) and decode.get(other):
-                improved = _exchange(placement, one, other) or improved
-    return improved
-
-
-def _exchange(placement: Placement, prefill_node: str, decode_node: str) -> bool:
-    before = _rank(placement)
-    placement.remove(Pool.PREFILL, prefill_node)
-    placement.remove(Pool.DECODE, decode_node)
-    if placement.fits(Pool.PREFILL, decode_node) and placement.fits(Pool.DECODE, prefill_node):
-        placement.add(Pool.PREFILL, decode_node)
-        placement.add(Pool.DECODE, prefill_node)
-        if _rank(placement)[2] < before[2] - _EPSILON:
-            return True
-        placement.remove(Pool.PREFILL, decode_node)
-        placement.remove(Pool.DECODE, prefill_node)
-    placement.add(Pool.PREFILL, prefill_node)
-    placement.add(Pool.DECODE, decode_node)
-    return False

@@ -73,6 +73,10 @@ class Topology:
             return self._guesses[0]
         return self._guesses[1 + self._distance(self._keys[from_node], self._keys[to_node])]
 
+    def fastest_measured(self) -> list[tuple[str, str]]:
+        """Measured pairs, fastest first."""
+        return sorted(self._measured, key=lambda pair: (self._measured[pair], pair))
+
     def row(self, from_class: int) -> list[float]:
         """Seconds per byte from a class to every class, for different nodes."""
         if from_class not in self._rows:
