@@ -4,7 +4,6 @@
 cleared away first, a healthy one of another shape is refused.
 """
 
-import json
 import os
 import shutil
 import sys
@@ -21,7 +20,6 @@ from testbed.images import write_archive
 from testbed.instance import NODES_TIMEOUT_S, Testbed, current, running, write_down
 from testbed.locks import exclusive
 from testbed.paths import cache_dir, repository_root, state_root, user_kubeconfig
-from testbed.processes import Daemons
 from testbed.spec import GPU_RESOURCE, ClusterSpec, plan_cluster
 
 __all__ = ["Testbed", "current", "down", "ensure_up", "programs_folder", "running", "status"]

@@ -46,6 +46,8 @@ _ENVIRONMENT = {
     "PYTHONPATH": ":".join(f"{_HOME}/{name}" for name in _CODE),
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
+    # A pod stands for one device: it computes on one core, or two pods would slow each other down.
+    "OMP_NUM_THREADS": "1",
 }
 
 
