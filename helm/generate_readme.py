@@ -31,8 +31,9 @@ helm install phasesplit helm/phasesplit --namespace phasesplit-system --create-n
 ```
 
 Needs Kubernetes {kubernetes}. The CustomResourceDefinition is installed and upgraded with the chart.
-Unless `crds.keep` is false it stays when the chart is uninstalled. Before an uninstall a Job lifts the
-placement gates of pods that still wait for a node.
+Unless `crds.keep` is false it stays when the chart is uninstalled. One that was applied by hand is taken
+over with `helm install --take-ownership`. Before an uninstall a Job lifts the placement gates of pods that
+still wait for a node.
 
 ## Values
 

@@ -126,8 +126,10 @@ def test_two_managers_share_a_pool(crd: ClusterUnderTest, namespace: str) -> Non
     del pool["metadata"]["ownerReferences"]
 
     def apply(manifest: dict[str, Any], manager: str) -> dict[str, Any]:
-        flags = ("--server-side", f"--field-manager={manager}", "-o", "json", "-f", "-")
-        answer: dict[str, Any] = json.loads(crd.kubectl("apply", *flags, stdin=json.dumps(manifest)))
+        flags = ("--server-side", f"--field-manager={manager}", "--show-managed-fields", "-o", "json")
+        answer: dict[str, Any] = json.loads(
+            crd.kubectl("apply", *flags, "-f", "-", stdin=json.dumps(manifest))
+        )
         return answer
 
     apply({**pool, "spec": {**pool["spec"], "replicas": 0}}, names.FIELD_MANAGER)

@@ -12,7 +12,7 @@ import yaml
 from helpers_resources import ROOT
 from testbed.binaries import binary, ensure_binaries
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.integration
 
 CHART = ROOT / "helm" / "phasesplit"
 NAMESPACE = "phasesplit-system"
@@ -51,12 +51,8 @@ def comparable(documents: Iterable[Manifest]) -> dict[tuple[str, str], Manifest]
         annotations = metadata.get("annotations", {})
         if kind == "Namespace" or "helm.sh/hook" in annotations:
             continue
-        text = (
-            json.dumps(document)
-            .replace('"managed-by": "Helm"', "")
-            .replace('"app.kubernetes.io/managed-by": "Helm"', '"app.kubernetes.io/managed-by": "kustomize"')
-        )
-        copy = json.loads(text)
+        helms, ours = '"app.kubernetes.io/managed-by": "Helm"', '"app.kubernetes.io/managed-by": "kustomize"'
+        copy = json.loads(json.dumps(document).replace(helms, ours))
         copy["metadata"].get("annotations", {}).pop("helm.sh/resource-policy", None)
         found[kind, metadata["name"]] = copy
     return found
