@@ -14,7 +14,12 @@ from phasesplit_worker.transfer.errors import TransferError, TransferFailure
 from phasesplit_worker.transfer.integrity import checksum, count_blocks, hash_token_ids
 from phasesplit_worker.transfer.messages import MAX_GROUP_BLOCKS, Pull
 from phasesplit_worker.transfer.pull import PullRequest, Reception
-from phasesplit_worker.transfer.stripes import choose_group_blocks, choose_num_streams, stripe
+from phasesplit_worker.transfer.stripes import (
+    choose_group_blocks,
+    choose_max_streams,
+    choose_num_streams,
+    stripe,
+)
 
 
 def make_request(**changes):
@@ -141,6 +146,11 @@ def test_groups_are_bounded(bytes_per_block):
 def test_large_pulls_use_more_streams(num_bytes, streams):
     assert choose_num_streams(num_bytes, 4) == streams
     assert choose_num_streams(num_bytes, 1) == 1
+
+
+@pytest.mark.parametrize(("num_cores", "streams"), [(1, 1), (2, 1), (4, 2), (8, 4), (96, 4)])
+def test_more_cores_allow_more_streams(num_cores, streams):
+    assert choose_max_streams(num_cores) == streams
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=60), st.integers(1, 16))

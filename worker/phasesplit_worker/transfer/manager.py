@@ -11,6 +11,7 @@ any more: a failed pull leaves them to be recomputed.
 """
 
 import asyncio
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ from phasesplit_worker.transfer.links import LinkBook
 from phasesplit_worker.transfer.peers import LocalIdentity, PeerBook, Quarantine
 from phasesplit_worker.transfer.pull import PullRequest, PullResult, Transport
 from phasesplit_worker.transfer.store import KVStore
+from phasesplit_worker.transfer.stripes import choose_max_streams
 from phasesplit_worker.transfer.tcp_client import TcpPuller
 from phasesplit_worker.transfer.tcp_server import TcpServer, format_endpoint
 from phasesplit_worker.transfer.tcp_session import ServerIdentity, ServerLimits
@@ -56,7 +58,7 @@ class TransferSettings:
     ttl_s: float = 30.0
     transfer_deadline_s: float | None = None  # of the transfer itself; None: from size and link
     whole_deadline_s: float = 600.0  # of a pull, waiting for a prefill that lives included
-    max_streams: int = 2
+    max_streams: int = field(default_factory=lambda: choose_max_streams(os.cpu_count() or 1))
     max_pulls: int = 64  # most of them wait for a prefill that computes
     silence_s: float = 2.0
     engine_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # changes with every start

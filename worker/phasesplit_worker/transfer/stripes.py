@@ -21,6 +21,11 @@ def choose_group_blocks(bytes_per_block: int) -> int:
     return max(1, min(MAX_GROUP_BLOCKS, GROUP_BYTES // bytes_per_block))
 
 
+def choose_max_streams(num_cores: int) -> int:
+    """Most streams of one pull. A stream keeps a core busy at each end and costs some more in all."""
+    return max(1, min(MAX_STREAMS, num_cores // 2))
+
+
 def choose_num_streams(num_bytes: int, max_streams: int) -> int:
     """Streams for a pull of this size."""
     return max(1, min(max_streams, MAX_STREAMS, num_bytes // BYTES_PER_STREAM))
