@@ -167,7 +167,7 @@ async def test_wrong_key_is_refused_on_both_sides():
     ):
         prefill.engine.run("r", TOKENS)
         assert await failed_pull(prefill, decode) is TransferFailure.AUTH
-        assert decode.manager.failures_total == {"auth": 1}
+        assert (decode.manager.transfers_total, decode.manager.failures_total) == (1, {"auth": 1})
 
 
 async def test_other_model_is_refused_by_name():
@@ -280,7 +280,8 @@ async def test_cancelled_pull_returns_when_nothing_writes_any_more_and_frees_the
         prefill.engine.finish(running)
         assert await is_soon(lambda: prefill.engine.allocator.num_used == 0)
         assert len(decode.pool.committed) == 5
-        assert decode.manager.failures_total == {"cancelled": 1}
+        assert decode.manager.counts.failures == {"cancelled": 1}
+        assert (decode.manager.transfers_total, decode.manager.failures_total) == (0, {})
 
 
 async def test_cancellation_object_ends_a_pull_too():

@@ -46,6 +46,9 @@ PAIR_FAILURES = frozenset(
     }
 )
 
+# Ends that a client or the prefill's engine wanted; they say nothing about pair or link.
+CALLED_OFF = frozenset({TransferFailure.CANCELLED, TransferFailure.ABORTED})
+
 # Failures after which this side still reaches the peer, which may give the blocks back at once.
 RELEASING_FAILURES = frozenset(
     {

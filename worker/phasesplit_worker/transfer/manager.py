@@ -27,6 +27,7 @@ from phasesplit_worker.transfer.cancellation import Cancellation, settle
 from phasesplit_worker.transfer.counts import Tally, TransferCounts
 from phasesplit_worker.transfer.deadlines import choose_deadline_s
 from phasesplit_worker.transfer.errors import (
+    CALLED_OFF,
     RELEASING_FAILURES,
     Measured,
     TransferError,
@@ -338,13 +339,14 @@ class TransferManager:
 
     @property
     def transfers_total(self) -> int:
-        """Pulls that succeeded."""
-        return self.counts.pulls
+        """Pulls that were seen through, well or not: what failures are a share of."""
+        return self.counts.pulls + sum(self.failures_total.values())
 
     @property
     def failures_total(self) -> dict[str, int]:
-        """Pulls that failed, by reason."""
-        return self.counts.failures
+        """Pulls that failed, by reason; those that somebody called off are no failures."""
+        counted = self.counts.failures.items()
+        return {reason: count for reason, count in counted if reason not in CALLED_OFF}
 
     def _count_expired(self, num_blocks: int) -> None:
         self._tally.add_expired(num_blocks)
