@@ -42,6 +42,7 @@ class OperatorProcess:
             "WORKER_IMAGE": "phasesplit.dev/worker:dev",
             "CONTROL_IMAGE": "phasesplit.dev/control:dev",
             "HEALTH_PORT": 0,
+            "METRICS_PORT": 0,
             "TICK_SECONDS": 1,
             "LEASE_SECONDS": 6,
             **settings,

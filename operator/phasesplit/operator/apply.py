@@ -13,6 +13,7 @@ from phasesplit.cluster.diff import Difference, Why, first_difference
 from phasesplit.cluster.errors import ConflictError, InvalidError
 from phasesplit.cluster.kinds import kind_of
 from phasesplit.cluster.snapshot import Child, ClusterState, ModelView, Snapshot
+from phasesplit.operator import instruments
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class ChildWriter:
         logger.info("%s/%s: applying %s %s: %s", *snapshot.model.key, kind, name, difference)
         await self._write(snapshot.model, manifest, child, manager)
         applied[slot] = digest
+        instruments.WRITES.labels(kind).inc()
         return Change(kind, name, difference, drift)
 
     async def try_out(self, manifest: Manifest) -> None:

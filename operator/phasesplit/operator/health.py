@@ -35,17 +35,13 @@ class PodProblem:
     message: str
 
 
-def find_problems(
-    pods: Iterable[Manifest], reports: Mapping[str, WorkerReport], unreachable: Mapping[str, str]
-) -> tuple[PodProblem, ...]:
+def find_problems(pods: Iterable[Manifest], reports: Mapping[str, WorkerReport]) -> tuple[PodProblem, ...]:
     """All problems, the most telling first. `reports` by pod name."""
-    found = [problem for pod in pods if (problem := find_problem(pod, reports.get(_name(pod)), unreachable))]
+    found = [problem for pod in pods if (problem := find_problem(pod, reports.get(_name(pod))))]
     return tuple(sorted(found, key=lambda problem: (_ORDER.index(problem.reason), problem.pod)))
 
 
-def find_problem(
-    pod: Manifest, report: WorkerReport | None, unreachable: Mapping[str, str]
-) -> PodProblem | None:
+def find_problem(pod: Manifest, report: WorkerReport | None) -> PodProblem | None:
     """The problem of one pod, None if it serves, goes away, or is on its way."""
     if "deletionTimestamp" in pod["metadata"] or is_ready(pod):
         return None

@@ -73,7 +73,7 @@ def observe(
         router_desired=_replicas(deployment),
         router_ready=len(routers),
         router_updated=_is_rolled_out(deployment),
-        problems=find_problems((*workers, *snapshot.router_pods()), reports, unreachable),
+        problems=find_problems((*workers, *snapshot.router_pods()), reports),
         reports=reports,
         unreachable=unreachable,
         rollout=tuple(_rollout_pod(pod, hashes) for pod in workers),

@@ -13,10 +13,11 @@ import aiohttp
 import kopf
 
 from phasesplit.api import names
+from phasesplit.api.crd import ANNOTATION_SCHEMA_VERSION, CRD_NAME, SCHEMA_VERSION
 from phasesplit.cluster.client import Cluster, connect
 from phasesplit.cluster.errors import ClusterError, ForbiddenError, NotFoundError
 from phasesplit.cluster.events import EventWriter
-from phasesplit.cluster.kinds import MODEL, RUNTIME_CLASS
+from phasesplit.cluster.kinds import CUSTOM_RESOURCE_DEFINITION, MODEL, RUNTIME_CLASS
 from phasesplit.cluster.lease import LeaseKeeper, LeaseSettings
 from phasesplit.cluster.router_client import RouterClient
 from phasesplit.cluster.scrape_targets import build_targets
@@ -24,6 +25,7 @@ from phasesplit.cluster.snapshot import ClusterState
 from phasesplit.cluster.usage import OtherPods
 from phasesplit.cluster.volumes import VolumeReader
 from phasesplit.cluster.worker_admin import WorkerAdmin
+from phasesplit.operator import instruments
 from phasesplit.operator.children import ChildrenWriter
 from phasesplit.operator.health_server import serve_waiting
 from phasesplit.operator.memory import Memories
@@ -126,7 +128,8 @@ class Operator:
             self._settings.images(operator_version()),
             has_nvidia_runtime_class=self._has_nvidia_runtime_class,
         )
-        self._queue = WorkQueue(reconciler.process, time.monotonic)
+        self._queue = WorkQueue(instruments.measured(reconciler.process), time.monotonic)
+        instruments.OBJECTS.set_function(lambda: len(state.all_keys()))
         self._tasks = [
             asyncio.create_task(self._guard(self._queue.run(self._settings.workers)), name="work queue"),
             asyncio.create_task(self._guard(tick.run(self._queue)), name="metrics tick"),
@@ -181,8 +184,9 @@ async def run(settings: OperatorSettings) -> None:
     try:
         async with serve_waiting(settings.health_port):
             await _wait_for_crd(cluster, settings.watch_namespace)
+            await _tell_about_old_crd(cluster)
             await lease.acquire()
-        async with aiohttp.ClientSession(auto_decompress=True) as session:
+        async with aiohttp.ClientSession() as session:
             nvidia = await _has_nvidia_runtime_class(cluster)
             operator = Operator(settings, cluster, session, has_nvidia_runtime_class=nvidia)
 
@@ -229,6 +233,25 @@ async def _wait_for_crd(cluster: Cluster, namespace: str | None) -> None:
         else:
             return
         await asyncio.sleep(_CRD_POLL_S)
+
+
+async def _tell_about_old_crd(cluster: Cluster) -> None:
+    """Helm never upgrades what lies in `crds/`: an older CRD drops fields without a word."""
+    try:
+        found = await cluster.find(CUSTOM_RESOURCE_DEFINITION, None, CRD_NAME)
+    except ClusterError as error:
+        logger.info("%s", error)
+        return
+    annotations = ((found or {}).get("metadata") or {}).get("annotations") or {}
+    version = str(annotations.get(ANNOTATION_SCHEMA_VERSION, "0"))
+    if found is not None and (not version.isdigit() or int(version) < SCHEMA_VERSION):
+        logger.warning(
+            "the CustomResourceDefinition %s is of schema version %s, this operator knows %d: "
+            "newer fields are dropped until it is applied again",
+            CRD_NAME,
+            version,
+            SCHEMA_VERSION,
+        )
 
 
 async def _has_nvidia_runtime_class(cluster: Cluster) -> bool:

@@ -78,7 +78,7 @@ PROBLEMS = {
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_problems(name: str) -> None:
     status, reason, message = PROBLEMS[name]
-    found = find_problem(make_pod("chat-decode-0", pool=Pool.DECODE, **status), None, {})
+    found = find_problem(make_pod("chat-decode-0", pool=Pool.DECODE, **status), None)
     assert found is not None
     assert (found.reason, found.message) == (reason, message)
 
@@ -96,7 +96,7 @@ NO_PROBLEMS = {
 
 @pytest.mark.parametrize("name", NO_PROBLEMS)
 def test_on_its_way_is_no_problem(name: str) -> None:
-    assert find_problem(make_pod("chat-decode-0", pool=Pool.DECODE, **NO_PROBLEMS[name]), None, {}) is None
+    assert find_problem(make_pod("chat-decode-0", pool=Pool.DECODE, **NO_PROBLEMS[name]), None) is None
 
 
 def failed_report() -> WorkerReport:
@@ -117,7 +117,7 @@ def test_a_failed_load_is_told_in_the_workers_words_before_anything_else() -> No
     broken = make_pod(
         "chat-prefill-0", pool=Pool.PREFILL, **container(state={"waiting": {"reason": "ErrImagePull"}})
     )
-    problems = find_problems([broken, pod], {"chat-decode-0": failed_report()}, {})
+    problems = find_problems([broken, pod], {"chat-decode-0": failed_report()})
     assert [problem.reason for problem in problems] == [Reason.MODEL_LOAD_FAILED, Reason.IMAGE_PULL]
     assert problems[0].message == "chat-decode-0: GPU asked for but CUDA is absent."
 
@@ -129,8 +129,8 @@ def test_a_pod_that_serves_or_goes_away_has_no_problem() -> None:
     )
     leaving["metadata"]["deletionTimestamp"] = "2026-11-29T12:00:00Z"
     assert is_ready(serving)
-    assert find_problem(serving, failed_report(), {}) is None
-    assert find_problem(leaving, None, {}) is None
+    assert find_problem(serving, failed_report()) is None
+    assert find_problem(leaving, None) is None
 
 
 def test_only_our_gate_counts() -> None:
