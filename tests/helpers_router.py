@@ -80,8 +80,17 @@ class Streamed:
 class RouterProcess:
     """`phasesplit-router` as a child process, with a routing file or a kubeconfig."""
 
-    def __init__(self, *flags: str, kubeconfig: Path | None = None) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        kubeconfig: Path | None = None,
+        admin_token: str = ADMIN_TOKEN,
+        model: str = MODEL,
+    ) -> None:
         self._flags = flags
+        self._admin = {"Authorization": f"Bearer {admin_token}"}
+        self._admin_token = admin_token
+        self.model = model
         self._kubeconfig = kubeconfig
         self._folder = tempfile.TemporaryDirectory(prefix="phasesplit-router-")
         self.folder = Path(self._folder.name)
@@ -110,7 +119,7 @@ class RouterProcess:
     async def start(self) -> "RouterProcess":
         """Start and wait until it is ready."""
         token = self.folder / "token"
-        token.write_text(ADMIN_TOKEN + "\n")
+        token.write_text(self._admin_token + "\n")
         path = os.pathsep.join(str(ROOT / folder) for folder in ("worker", "operator"))
         with self.log_file.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
@@ -169,21 +178,22 @@ class RouterProcess:
 
     async def report(self) -> RouterReport:
         """The status endpoint."""
-        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
-        async with self.session.get(self.url + "/v1/phasesplit/status", headers=headers) as response:
+        async with self.session.get(self.url + "/v1/phasesplit/status", headers=self._admin) as response:
             assert response.status == 200, await response.text()
             return RouterReport.model_validate_json(await response.read())
 
     async def trace(self, request_id: str) -> KVTrace:
         """One request's trace."""
-        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
-        async with self.session.get(f"{self.url}/v1/kv/{request_id}", headers=headers) as response:
+        async with self.session.get(f"{self.url}/v1/kv/{request_id}", headers=self._admin) as response:
             assert response.status == 200, await response.text()
             return KVTrace.model_validate_json(await response.read())
 
     async def wait_polled(self, workers: Iterable[FakeWorker], timeout_s: float = 10) -> None:
         """Until the router knows each of these workers."""
-        pods = {worker.pod for worker in workers}
+        await self.wait_pods({worker.pod for worker in workers}, timeout_s)
+
+    async def wait_pods(self, pods: set[str], timeout_s: float = 10) -> None:
+        """Until the router knows each of these pods."""
 
         async def known() -> bool:
             return pods <= {item.pod for item in (await self.report()).workers}
@@ -208,7 +218,7 @@ class RouterProcess:
 
     def chat_body(self, prompt: str, **changes: Any) -> dict[str, Any]:
         """A chat request."""
-        return {"model": MODEL, "messages": [{"role": "user", "content": prompt}]} | changes
+        return {"model": self.model, "messages": [{"role": "user", "content": prompt}]} | changes
 
     async def post(
         self, body: Any, path: str = "/v1/chat/completions", **headers: str

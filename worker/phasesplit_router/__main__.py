@@ -26,8 +26,12 @@ def main() -> None:
     except SettingsError as error:
         sys.stderr.write(f"phasesplit-router: {error}\n")
         sys.exit(2)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings))
+    except SettingsError as error:
+        sys.stderr.write(f"phasesplit-router: {error}\n")
+        sys.exit(2)
 
 
 async def serve(settings: RouterSettings) -> None:
@@ -42,7 +46,11 @@ async def serve(settings: RouterSettings) -> None:
     runner = web.AppRunner(server.app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
-    await site.start()
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise SettingsError(f"--port {settings.port}: cannot listen there ({error.strerror}).") from error
     logger.info(
         "serving %s/%s on %s:%d", settings.namespace, settings.object_name, settings.host, settings.port
     )
@@ -57,6 +65,8 @@ async def serve(settings: RouterSettings) -> None:
     failed = [task for task in background if task.done()]
     server.is_draining = True
     await site.stop()
+    if runner.server is not None:
+        runner.server.pre_shutdown()  # idle connections close now, busy ones after their answer
     await _drain(router, settings.drain_s)
     for task in background:
         task.cancel()
@@ -70,9 +80,12 @@ async def _discovery(settings: RouterSettings) -> Discovery:
     if settings.routing_file is not None:
         return FileWatch(settings.routing_file)
     # Imported here, so that a router without Kubernetes does not pay for the client's memory.
-    from phasesplit_router.kubernetes_watch import KubernetesWatch, new_client  # noqa: PLC0415
+    from phasesplit_router.kubernetes_watch import KubernetesWatch, WatchError, new_client  # noqa: PLC0415
 
-    client = await new_client()
+    try:
+        client = await new_client()
+    except WatchError as error:
+        raise SettingsError(str(error)) from error
     return KubernetesWatch(
         client, namespace=settings.namespace, name=settings.object_name, draw=random.Random()
     )

@@ -35,7 +35,7 @@ from phasesplit_router.workers import Worker, WorkerBook
 NEW_PATIENCE_S = 1.0  # a new request waits this long for any worker at all
 RETRY_PATIENCE_S = 60.0  # one that has begun waits for a pod to come back
 LONGEST_QUEUE_S = 600.0
-TAIL_S = 5.0  # wait for the report after the last token
+TAIL_S = 1.0  # wait for the report after the last token
 
 LegOpener = Callable[[Worker, str, bytes, dict[str, str]], Leg]
 
@@ -70,6 +70,7 @@ class Services:
     observer: Observer
     open_leg: LegOpener
     cancel: Callable[[Worker, str], None]  # tell a worker, in the background, to drop a leg
+    check: Callable[[Worker], None]  # see soon whether a worker still lives
     spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]  # in the background
     admin_token: str
     draw: random.Random
@@ -153,6 +154,7 @@ class Flow:
         now_s = time.monotonic()
         if worker := self._services.book.workers.get(failure.pod):
             worker.leg_failed(now_s)
+            self._services.check(worker)
         sent = self._answer.num_chunks
         if sent and not self._answer.token_ids:
             raise lost(f"The answer broke off and cannot be continued: {failure}.")

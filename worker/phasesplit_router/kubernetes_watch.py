@@ -38,12 +38,20 @@ class WatchError(Exception):
 
 
 async def new_client() -> ApiClient:
-    """A client from $KUBECONFIG if that is set, else from the pod's service account."""
+    """A client from $KUBECONFIG if that is set, else from the pod's service account.
+
+    Raises `WatchError` with one sentence when neither is there.
+    """
     configuration = Configuration()
-    if os.environ.get("KUBECONFIG"):
-        await config.load_kube_config(client_configuration=configuration)
-    else:
-        config.load_incluster_config(client_configuration=configuration)
+    try:
+        if os.environ.get("KUBECONFIG"):
+            await config.load_kube_config(client_configuration=configuration)
+        else:
+            config.load_incluster_config(client_configuration=configuration)
+    except config.ConfigException as error:
+        raise WatchError(
+            f"There is no Kubernetes to watch ({error}); set KUBECONFIG or pass --routing-file."
+        ) from error
     return ApiClient(configuration)
 
 

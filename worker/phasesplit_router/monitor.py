@@ -24,6 +24,7 @@ BUSY_INTERVAL_S = 2.0
 IDLE_INTERVAL_S = 10.0
 FAILED_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 1.0
+LATER_TIMEOUT_S = 3.0
 WATCHDOG_S = 1.0
 BUSY_FOR_S = 30.0  # since the last request
 SILENT_FACTOR = 4  # a worker whose polls succeed may be silent this much longer
@@ -75,6 +76,11 @@ class Monitor:
         task.add_done_callback(self._background.discard)
         return task
 
+    def check(self, worker: Worker) -> None:
+        """Poll a worker now: a leg has failed there."""
+        if waker := self._wakers.get(worker):
+            waker.set()
+
     def cancel_leg(self, worker: Worker, request_id: str) -> None:
         """Tell a worker to drop a leg and its KV."""
         self.spawn(self._cancel_leg(worker, request_id))
@@ -106,7 +112,8 @@ class Monitor:
         )
         for leg in list(worker.legs):
             # Workers send headers with their first event: before that only the prefill's time counts.
-            limit_s = limits.between_tokens_s if leg.had_token else limits.first_token_s
+            waits_for_prefill = not leg.had_token and not worker.is_down
+            limit_s = limits.first_token_s if waits_for_prefill else limits.between_tokens_s
             if now_s - leg.last_byte_s > limit_s:
                 leg.abort("it has stalled")
 
@@ -150,10 +157,10 @@ class Monitor:
             self._unreachable(worker, error, refused=False)
 
     def _unreachable(self, worker: Worker, error: Exception, *, refused: bool) -> None:
-        message = str(error) or f"no answer within {POLL_TIMEOUT_S:.0f} s"
+        message = str(error) or "no answer in time"
         if not worker.error:
             logger.warning("worker %s cannot be polled: %s", worker.pod, message)
-        worker.poll_failed(message, refused=refused)
+        worker.poll_failed(message, time.monotonic(), refused=refused)
 
     async def _poll(self, worker: Worker) -> None:
         """Read the worker's state, and repair its role if it is not the table's."""
@@ -177,7 +184,8 @@ class Monitor:
 
     async def _call(self, worker: Worker, method: str, path: str, body: str | None = None) -> bytes:
         """One admin call. Raises `aiohttp.ClientError` or `OSError` (time-outs are one)."""
-        async with asyncio.timeout(POLL_TIMEOUT_S):
+        # The first poll tells quickly that something is wrong, later ones give a busy machine time.
+        async with asyncio.timeout(LATER_TIMEOUT_S if worker.failed_polls else POLL_TIMEOUT_S):
             async with self._session.request(
                 method,
                 worker.address.url + path,

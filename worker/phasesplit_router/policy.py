@@ -63,6 +63,15 @@ class WorkerView:
         """May another prompt be sent to it now."""
         return self.num_prefills < self.max_prefills
 
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds to prefill so many tokens here, beside the sequences that decode."""
+        alone_s = predict.prefill_s(self.profile, tokens)
+        if not self.num_decodes or not predict.is_measured(self.profile):
+            return alone_s
+        # Steps are as long as the tightest TPOT allows; decoding takes its share of each.
+        step_s = predict.decode_step_s(self.profile, self.num_decodes, self.context_tokens)
+        return alone_s / (1 - min(step_s / self.tightest_tpot_s, 0.8))
+
     def has_decode_room(self, demand: "Demand") -> bool:
         """May another sequence decode here without breaking TPOT or running out of KV."""
         if self.num_decodes == 0 and self.num_prefills == 0:
@@ -199,7 +208,7 @@ def _faster_local(
     for worker in dict.fromkeys(decodes):
         if not (predict.is_measured(worker.profile) and worker.has_prefill_room):
             continue
-        own_s = predict.prefill_s(worker.profile, demand.prompt_tokens)
+        own_s = worker.prefill_s(demand.prompt_tokens)
         local_s = worker.prefill_queue_s + own_s
         harmless = worker.num_decodes == 0 or own_s <= 0.5 * min(worker.tightest_tpot_s, demand.tpot_s)
         if local_s >= LOCAL_GAIN * sum(pair) or not harmless or not worker.has_decode_room(demand):
@@ -228,7 +237,7 @@ class PairCost(NamedTuple):
 
 
 def _pair_cost(demand: Demand, fleet: Fleet, prefill: WorkerView, decode: WorkerView) -> PairCost:
-    own_s = predict.prefill_s(prefill.profile, demand.prompt_tokens)
+    own_s = prefill.prefill_s(demand.prompt_tokens)
     kv_bytes = demand.prompt_tokens * prefill.kv_bytes_per_token
     exposed_s = predict.exposed_transfer_s(kv_bytes, fleet.links.get((prefill.node, decode.node)), own_s)
     return PairCost(prefill.prefill_queue_s, own_s, exposed_s)
@@ -244,7 +253,8 @@ def _single(demand: Demand, workers: list[WorkerView], reason: LocalReason | Non
     if not open_workers:
         return Blocked(Phase.DECODE)
     scored = [
-        (w.prefill_queue_s + predict.prefill_s(w.profile, demand.prompt_tokens), w, w) for w in open_workers
+        (worker.prefill_queue_s + worker.prefill_s(demand.prompt_tokens), worker, worker)
+        for worker in open_workers
     ]
     score, worker, _ = min(
         _ties(scored),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from phasesplit.api.names import Role
 from phasesplit.api.routing import LatencyClass, ServedMode
 from phasesplit_router import predict
 from phasesplit_router.admission import Outlook
@@ -30,10 +31,11 @@ class Placement:
     prefill: Worker | None
     decode: Worker
     demand: Demand
-    _wake: Callable[[], None]
+    _on_change: Callable[["Placement"], None]
+    since_s: float = 0.0
+    is_released: bool = False
     _in_prefill: bool = True
     _in_decode: bool = False
-    _released: bool = False
 
     def __post_init__(self) -> None:
         self._prefiller.begin_prefill(self.demand.prompt_tokens)
@@ -61,19 +63,19 @@ class Placement:
             self._prefiller.end_prefill(self.demand.prompt_tokens)
             if self.prefill is None:
                 self._begin_decode()
-            self._wake()
+            self._on_change(self)
 
     def release(self) -> None:
         """Give everything back. Safe to call twice."""
-        if self._released:
+        if self.is_released:
             return
-        self._released = True
+        self.is_released = True
         if self._in_prefill:
             self._prefiller.end_prefill(self.demand.prompt_tokens)
         if self._in_decode:
             self.decode.end_decode(self.demand.prompt_tokens, self.demand.tpot_s)
         self.decode.kv_tokens -= self.demand.kv_tokens
-        self._wake()
+        self._on_change(self)
 
 
 @dataclass(eq=False, slots=True)
@@ -239,13 +241,20 @@ class Queues:
     def _placement(self, demand: Demand, choice: Choice) -> Placement:
         workers = self._book.workers
         prefill = None if choice.prefill is None else workers[choice.prefill]
-        return Placement(choice, prefill, workers[choice.decode], demand, self.wake)
+        now_s = time.monotonic()
+        return Placement(choice, prefill, workers[choice.decode], demand, self._changed, now_s)
+
+    def _changed(self, placement: Placement) -> None:
+        if placement.is_released:
+            held_s = time.monotonic() - placement.since_s
+            self.decode_seconds += 0.1 * (held_s - self.decode_seconds)
+        self.wake()
 
     def outlook(self, demand: Demand, priority: int, now_s: float) -> Outlook:
         """What a request arriving now has to expect, for admission."""
         fleet = self.fleet(now_s)
-        prefillers = [w for w in fleet.workers if w.role != "decode"] or list(fleet.workers)
-        decoders = [w for w in fleet.workers if w.role != "prefill"] or list(fleet.workers)
+        prefillers = [w for w in fleet.workers if w.role is not Role.DECODE] or list(fleet.workers)
+        decoders = [w for w in fleet.workers if w.role is not Role.PREFILL] or list(fleet.workers)
         ahead = [item for item in self._waiting if item.priority >= priority]
         if not prefillers or not decoders:
             return Outlook(
@@ -256,9 +265,9 @@ class Queues:
                 num_queued=len(self._waiting),
                 max_queued=self.max_queued,
             )
-        queued_s = sum(predict.prefill_s(prefillers[0].profile, item.demand.prompt_tokens) for item in ahead)
+        queued_s = sum(prefillers[0].prefill_s(item.demand.prompt_tokens) for item in ahead)
         least_s = min(worker.prefill_queue_s for worker in prefillers)
-        own_s = min(predict.prefill_s(worker.profile, demand.prompt_tokens) for worker in prefillers)
+        own_s = min(worker.prefill_s(demand.prompt_tokens) for worker in prefillers)
         decode_wait_s = 0.0
         if not any(worker.has_decode_room(demand) for worker in decoders):
             running = sum(worker.num_decodes for worker in decoders)

@@ -61,6 +61,7 @@ class Router:
             observer=self,
             open_leg=self._open_leg,
             cancel=self.monitor.cancel_leg,
+            check=self.monitor.check,
             spawn=self.monitor.spawn,
             admin_token=settings.admin_token or "",
             draw=self.draw,

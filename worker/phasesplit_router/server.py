@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 << 20
 MAX_SEED = 2**62
+READ_TIMEOUT_S = 60.0  # for a request's body
+WRITE_TIMEOUT_S = 60.0  # for a client that does not read its stream
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -43,7 +45,11 @@ class StreamSink:
             self.response.content_type = "text/event-stream"
             self.response.charset = "utf-8"
             await self.response.prepare(self._request)
-        await self.response.write(data)
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self.response.write(data)
+        except TimeoutError as error:
+            raise ConnectionResetError("the client does not read") from error
 
 
 class RouterServer:
@@ -88,7 +94,7 @@ class RouterServer:
         # An id that is in use would mix up two requests at the workers.
         request_id = sent_id if sent_id is not None and sent_id not in self._ids else uuid.uuid4().hex
         client = parse_request(
-            await request.read(),
+            await _read_body(request),
             endpoint,
             table,
             request_id=request_id,
@@ -220,6 +226,18 @@ class RouterServer:
                 code="not_found",
             )
         return web.Response(text=trace.model_dump_json(), content_type="application/json")
+
+
+async def _read_body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            return await request.read()
+    except TimeoutError as error:
+        raise ApiError(
+            408,
+            f"The request body did not arrive within {READ_TIMEOUT_S:.0f} s; send it again.",
+            code="timeout",
+        ) from error
 
 
 def _from_http(error: web.HTTPException, request: web.Request) -> ApiError:

@@ -20,6 +20,7 @@ MIN_PREFILLS = 2  # one computed, one ready to follow
 PREFILL_AHEAD_S = 0.5  # predicted work that may wait inside a worker
 MAX_DECODES = 64
 FAILED_POLLS = 4
+ALIVE_S = 5.0  # a leg that had a byte this recently shows that its worker lives
 SLOW_START_S = 10.0
 SLOW_START_FIRST = 2
 LINK_AGE_S = 120.0
@@ -46,6 +47,7 @@ class Worker:
     slow_start: bool
     report: WorkerReport | None = None
     report_at_s: float = 0.0
+    profile: StepProfile | None = None  # if it has one that is worth using
     error: str = ""  # of the last poll, empty when it succeeded
     is_down: bool = False  # refused connections, or failed several polls
     failed_polls: int = 0  # in a row
@@ -70,12 +72,6 @@ class Worker:
         """What its KV and tokens are compatible with; None until it was polled."""
         return self.report.model.fingerprint if self.report and self.report.model else None
 
-    @property
-    def profile(self) -> StepProfile | None:
-        """Its step profile, if it has one that is worth using."""
-        profile = self.report.profile if self.report else None
-        return profile if profile is not None and (profile.num_samples or profile.guessed) else None
-
     def take_report(self, report: WorkerReport, now_s: float) -> None:
         """Note a successful poll."""
         restarted = self.report is not None and self.report.engine_id != report.engine_id
@@ -85,13 +81,15 @@ class Worker:
             self.avoid_until_s, self.failures = 0.0, 0
         self.report, self.report_at_s, self.error = report, now_s, ""
         self.is_down, self.failed_polls = False, 0
+        self.profile = _usable_profile(report)
         self._others_prefill_tokens = max(0, report.num_waiting_prompt_tokens - self.prefill_tokens)
 
-    def poll_failed(self, message: str, *, refused: bool) -> None:
-        """Note a failed poll. One that timed out may only mean a busy machine."""
+    def poll_failed(self, message: str, now_s: float, *, refused: bool) -> None:
+        """Note a failed poll. Some that time out may only mean a busy machine, if tokens still come."""
         self.error = message
         self.failed_polls += 1
-        self.is_down = self.is_down or refused or self.failed_polls >= FAILED_POLLS
+        silent = all(now_s - leg.last_byte_s > ALIVE_S for leg in self.legs)
+        self.is_down = self.is_down or refused or (silent and self.failed_polls >= FAILED_POLLS)
 
     def leg_failed(self, now_s: float) -> None:
         """Keep new requests away for a moment, longer after each failure in a row."""
@@ -102,13 +100,12 @@ class Worker:
         """A leg ended well."""
         self.failures, self.avoid_until_s = 0, 0.0
 
-    def is_routable(self, now_s: float) -> bool:
-        """May new requests go there."""
+    @property
+    def is_able(self) -> bool:
+        """May new requests go there, apart from the moment after a failure."""
         if not self.address.ready or self.address.terminating or self.is_down:
             return False
-        if self.report is not None and self.report.state is not WorkerState.READY:
-            return False
-        return now_s >= self.avoid_until_s
+        return self.report is None or self.report.state is WorkerState.READY
 
     def begin_prefill(self, tokens: int) -> None:
         """A prompt was sent there."""
@@ -211,11 +208,17 @@ class WorkerBook:
         return self.table.role_of(worker.pod, worker.address.pool)
 
     def views(self, now_s: float) -> tuple[WorkerView, ...]:
-        """Workers that may get new requests."""
+        """Workers that may get new requests.
+
+        One that has just failed is left out while another of its role is there, so that a request
+        which no worker can serve does not take all of them away from everybody.
+        """
+        able = [(self.role_of(worker), worker) for worker in self.workers.values() if worker.is_able]
+        fresh = {role for role, worker in able if now_s >= worker.avoid_until_s}
         return tuple(
-            worker.view(self.role_of(worker), now_s)
-            for worker in self.workers.values()
-            if worker.is_routable(now_s)
+            worker.view(role, now_s)
+            for role, worker in able
+            if now_s >= worker.avoid_until_s or role not in fresh
         )
 
     def links(self, now_s: float) -> dict[tuple[str, str], float]:
@@ -245,6 +248,14 @@ def newest_links(workers: Iterable[Worker], now_s: float) -> dict[tuple[str, str
             if key not in newest or age_s < newest[key].age_s:
                 newest[key] = sample.model_copy(update={"age_s": age_s})
     return newest
+
+
+def _usable_profile(report: WorkerReport) -> StepProfile | None:
+    profile = report.profile
+    if profile is not None and report.paced and not profile.guessed:
+        # A declared pace is exact from the first step on.
+        return profile.model_copy(update={"num_samples": max(profile.num_samples, predict.MIN_SAMPLES)})
+    return profile if profile is not None and (profile.num_samples or profile.guessed) else None
 
 
 def _same_process(old: Address, new: Address) -> bool:

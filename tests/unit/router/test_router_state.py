@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import dataclass
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -347,6 +348,17 @@ def report(pod: str = "a", **fields: object) -> WorkerReport:
     return WorkerReport.model_validate(known | fields)
 
 
+@dataclass(eq=False)
+class SomeLeg:
+    """A leg as workers see it."""
+
+    had_token: bool
+    last_byte_s: float
+
+    def abort(self, message: str) -> None:
+        """Not used here."""
+
+
 def book_of(*pods: str, **fields: object) -> WorkerBook:
     book = WorkerBook()
     addresses = tuple(Address(pod, "n", Pool.DECODE, "h", **fields) for pod in pods)  # type: ignore[arg-type]
@@ -367,24 +379,47 @@ def test_only_ready_workers_get_traffic() -> None:
 def test_one_slow_poll_does_not_stop_traffic_but_a_refusal_does() -> None:
     book = book_of("a")
     worker = book.workers["a"]
-    worker.poll_failed("timed out", refused=False)
+    worker.poll_failed("timed out", 0.0, refused=False)
     assert len(book.views(0.0)) == 1
-    worker.poll_failed("refused", refused=True)
+    worker.poll_failed("refused", 0.0, refused=True)
     assert book.views(0.0) == ()
     worker.take_report(report(), 1.0)
     assert len(book.views(1.0)) == 1
 
 
 def test_failed_legs_keep_traffic_away_for_a_while() -> None:
+    book = book_of("a", "b")
+    first, second = book.workers["a"], book.workers["b"]
+    first.leg_failed(0.0)
+    assert [view.pod for view in book.views(0.4)] == ["b"]
+    assert len(book.views(0.6)) == 2
+    first.leg_failed(1.0)
+    assert [view.pod for view in book.views(1.9)] == ["b"]
+    # The last worker of a role is used all the same, unless it is down.
+    second.leg_failed(1.5)
+    assert len(book.views(1.9)) == 2
+    first.leg_succeeded()
+    assert [view.pod for view in book.views(1.9)] == ["a"]
+
+
+def test_slow_polls_do_not_count_while_tokens_come() -> None:
     book = book_of("a")
     worker = book.workers["a"]
-    worker.leg_failed(0.0)
-    assert book.views(0.4) == ()
-    assert len(book.views(0.6)) == 1
-    worker.leg_failed(1.0)
-    assert book.views(1.9) == ()
-    worker.leg_succeeded()
-    assert len(book.views(1.9)) == 1
+    worker.legs.add(SomeLeg(had_token=True, last_byte_s=8.0))
+    for _ in range(10):
+        worker.poll_failed("timed out", 10.0, refused=False)
+    assert len(book.views(10.0)) == 1
+    worker.poll_failed("timed out", 20.0, refused=False)
+    assert book.views(20.0) == ()
+
+
+def test_a_declared_pace_counts_as_measured() -> None:
+    book = book_of("a")
+    declared = StepProfile(per_prefill_token_s=0.001)
+    book.workers["a"].take_report(report(profile=declared), 0.0)
+    assert book.views(0.0)[0].profile is None
+    book.workers["a"].take_report(report(profile=declared, paced=True), 0.0)
+    assert predict.is_measured(book.views(0.0)[0].profile)
 
 
 def test_new_workers_start_slowly_but_not_those_found_at_start() -> None:
