@@ -41,7 +41,8 @@ def test_exposed_names_are_agreed_ones() -> None:
 
 def test_queries_name_agreed_metrics_only() -> None:
     """A literal metric name in the control plane would survive a renaming unnoticed."""
-    pattern = re.compile(r"phasesplit_[a-z_]+_(?:seconds|total|bytes|perc)\b")
+    # The operator's own metrics are nobody else's contract.
+    pattern = re.compile(r"phasesplit_(?!operator_)[a-z_]+_(?:seconds|total|bytes|perc)\b")
     for folder in (
         "operator/phasesplit/cluster",
         "operator/phasesplit/operator",

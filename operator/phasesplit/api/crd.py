@@ -1,15 +1,11 @@
-"""From the pydantic models to the CustomResourceDefinition, and the file it is kept in.
+"""From the pydantic models to the CustomResourceDefinition.
 
 pydantic writes JSON Schema with `$ref`, `anyOf` with null, `const`, numeric `exclusiveMinimum` and
 `title`; a structural schema has none of these. The rest (CEL rules, list types) comes through from
 `json_schema_extra` on the models.
-
-    python -m phasesplit.api.crd FILE [CHART_FILE]    write the CRD, and the chart's template of it
 """
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -234,16 +230,3 @@ def dump_chart_template() -> str:
     if annotation not in text:
         raise ValueError(f"the CRD has no annotation {ANNOTATION_SCHEMA_VERSION} to stand beside")
     return "{{- if .Values.crds.enabled }}\n" + text.replace(annotation, annotation + keep) + "{{- end }}\n"
-
-
-def main(arguments: list[str]) -> int:
-    """Write the CRD, and the chart's template of it; to standard output when no file is named."""
-    if not arguments:
-        sys.stdout.write(dump_crd())
-    for argument, dump in zip(arguments, (dump_crd, dump_chart_template), strict=False):
-        Path(argument).write_text(dump())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 from phasesplit.api.conditions import Condition, Reason
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import ServedMode
+from phasesplit.api.schema_rules import list_map
 
 Message = Annotated[str, Field(max_length=2048)]
 Name = Annotated[str, Field(max_length=253)]
@@ -40,8 +41,6 @@ class ModeEvidence(_Status):
     attainment_percent: Annotated[
         float | None, Field(description="Share of requests that meet every target.")
     ] = None
-    ttft_milliseconds: Annotated[float | None, Field(description="Time to the first token.")] = None
-    tpot_milliseconds: Annotated[float | None, Field(description="Time per output token.")] = None
 
 
 class EvidenceStatus(_Status):
@@ -78,9 +77,6 @@ class MeasuresStatus(_Status):
     ] = None
     duplicated_weight_bytes: Annotated[
         float | None, Field(description="Weights held more than once because there are two pools.")
-    ] = None
-    recovery_seconds: Annotated[
-        float | None, Field(description="From the last failure noticed to all traffic served again.")
     ] = None
 
 
@@ -160,7 +156,7 @@ class DisaggregatedModelStatus(_Status):
         Field(
             max_length=4,
             description="The two pools.",
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            json_schema_extra=list_map("name"),
         ),
     ] = []
     links: Annotated[LinksStatus | None, Field(description="The links that carry KV.")] = None
@@ -169,7 +165,7 @@ class DisaggregatedModelStatus(_Status):
         Field(
             max_length=16,
             description="The latency classes.",
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            json_schema_extra=list_map("name"),
         ),
     ] = []
     placement: Annotated[PlacementStatus | None, Field(description="How good the chosen nodes are.")] = None
@@ -179,7 +175,7 @@ class DisaggregatedModelStatus(_Status):
         Field(
             max_length=16,
             description="Conditions, one per type.",
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+            json_schema_extra=list_map("type"),
         ),
     ] = []
 

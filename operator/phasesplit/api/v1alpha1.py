@@ -8,12 +8,24 @@ only if something acts on it.
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from phasesplit.api.flags import OWNED_FLAGS
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import WhenInfeasible
+from phasesplit.api.schema_rules import (
+    CACHE_NEEDS_DOWNLOAD,
+    FRACTION,
+    LIST_SET,
+    MAX_GPUS,
+    MIN_MAX,
+    ONE_SOURCE,
+    OWNED_ARGS,
+    TORCH_DECODE_GPUS,
+    TORCH_PREFILL_GPUS,
+    list_map,
+    rules,
+)
 
 Manifest = dict[str, Any]  # a plain Kubernetes object or part of one
 # YAML reads `storage: 1000` as a number; the API server takes both.
@@ -27,23 +39,6 @@ ShortText = Annotated[str, Field(max_length=253)]
 
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
-
-
-def _rule(rule: str, message: str, expression: str | None = None) -> dict[str, JsonValue]:
-    """A CEL rule. `expression` makes the message with the refused value, `message` stands in for it."""
-    both: dict[str, JsonValue] = {"rule": rule, "message": message}
-    return both | ({"messageExpression": expression} if expression is not None else {})
-
-
-def _rules(*rules: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    return {"x-kubernetes-validations": list(rules)}
-
-
-def _list_map(key: str) -> dict[str, JsonValue]:
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
-
-
-LIST_SET: dict[str, JsonValue] = {"x-kubernetes-list-type": "set"}
 
 
 class Mode(StrEnum):
@@ -127,15 +122,7 @@ class VolumeSource(_Spec):
 class ModelSource(_Spec):
     """Where the weights come from; exactly one field."""
 
-    model_config = ConfigDict(
-        json_schema_extra=_rules(
-            _rule(
-                "(has(self.huggingFace) ? 1 : 0) + (has(self.volume) ? 1 : 0) + (has(self.path) ? 1 : 0) == 1",
-                "spec.model.source must have exactly one of huggingFace, volume and path",
-                "'spec.model.source has %d sources; set exactly one of huggingFace, volume and path'.format([(has(self.huggingFace) ? 1 : 0) + (has(self.volume) ? 1 : 0) + (has(self.path) ? 1 : 0)])",
-            )
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=rules(ONE_SOURCE))
 
     hugging_face: Annotated[HuggingFaceSource | None, Field(description="Download from the Hugging Face hub.")] = None
     volume: Annotated[VolumeSource | None, Field(description="Read from an existing claim.")] = None
@@ -152,11 +139,7 @@ class ModelCache(_Spec):
 class ModelSpec(_Spec):
     """The model to serve."""
 
-    model_config = ConfigDict(
-        json_schema_extra=_rules(
-            _rule("!has(self.cache) || has(self.source.huggingFace)", "spec.model.cache keeps downloads and needs spec.model.source.huggingFace; remove cache, the source is local already")
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=rules(CACHE_NEEDS_DOWNLOAD))
 
     source: Annotated[ModelSource, Field(description="Where the weights come from.")]
     name: Annotated[ShortText | None, Field(min_length=1, description="Name in the OpenAI API; absent means the object's name.")] = None
@@ -165,39 +148,21 @@ class ModelSpec(_Spec):
     dtype: Annotated[DType | None, Field(description="Absent means the checkpoint's on GPUs, Float32 on CPU.")] = None
 
 
-# The API server compares a whole number with the integer part of `minimum`, so 0 would pass it.
-_FRACTION = _rule("self >= 0.01", "spec.engine.kvMemoryFraction must lie between 0.01 and 1; set 0.9 or leave it out")
-_IS_OWNED = "arg.matches('^(" + "|".join(OWNED_FLAGS) + ")(=|$)')"
-_OWNED_ARGS = _rule(
-    f"!self.exists(arg, {_IS_OWNED})",
-    "spec.engine.args holds a flag that the operator sets itself; remove it and use the field of the spec",
-    f"'spec.engine.args holds %s, which the operator sets itself; remove it and use the field of the spec'.format([self.filter(arg, {_IS_OWNED})])",
-)
-
-
 class EngineSpec(_Spec):
     """The worker program."""
 
     type: Annotated[EngineType, Field(description="Torch is the engine of this project.")] = EngineType.TORCH
     image: Annotated[str | None, Field(min_length=1, max_length=512, description="Worker image; absent means the operator's setting.")] = None
-    image_pull_secrets: Annotated[list[NameRef], Field(max_length=8, description="Secrets for pulling the images.", json_schema_extra=_list_map("name"))] = []
+    image_pull_secrets: Annotated[list[NameRef], Field(max_length=8, description="Secrets for pulling the images.", json_schema_extra=list_map("name"))] = []
     block_size: Annotated[int, Field(ge=1, le=256, description="Tokens per KV block.")] = 16
-    kv_memory_fraction: Annotated[float, Field(ge=0.01, le=1, description="Share of the memory left after the weights that holds KV.", json_schema_extra=_rules(_FRACTION))] = 0.9
-    args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64, description="Further worker flags; those that the operator sets itself are refused.", json_schema_extra=_rules(_OWNED_ARGS))] = []
+    kv_memory_fraction: Annotated[float, Field(ge=0.01, le=1, description="Share of the memory left after the weights that holds KV.", json_schema_extra=rules(FRACTION))] = 0.9
+    args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64, description="Further worker flags; those that the operator sets itself are refused.", json_schema_extra=rules(OWNED_ARGS))] = []
 
 
 class Replicas(_Spec):
     """How many workers a pool may have."""
 
-    model_config = ConfigDict(
-        json_schema_extra=_rules(
-            _rule(
-                "self.min <= self.max",
-                "replicas.min must not be above replicas.max; lower min or raise max",
-                "'replicas.min is %d, above replicas.max %d; lower min or raise max'.format([self.min, self.max])",
-            )
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=rules(MIN_MAX))
 
     min: Annotated[int, Field(ge=0, le=1024, description="Smallest number of workers.")] = 1
     max: Annotated[int, Field(ge=1, le=1024, description="Largest number of workers.")] = 1
@@ -321,31 +286,10 @@ class RolloutSpec(_Spec):
     drain_seconds: Annotated[int, Field(ge=0, le=3600, description="How long a terminating worker may finish its requests; acts on pods started after the change.")] = 120
 
 
-_MIN_GPUS = "self.prefill.replicas.min * self.prefill.gpu.count + self.decode.replicas.min * self.decode.gpu.count"
-
-
 class DisaggregatedModelSpec(_Spec):
     """What the user wants."""
 
-    model_config = ConfigDict(
-        json_schema_extra=_rules(
-            _rule(
-                "self.engine.type != 'Torch' || self.prefill.gpu.count <= 1",
-                "spec.prefill.gpu.count must be 0 or 1 with the engine Torch",
-                "'spec.prefill.gpu.count is %d, but the engine Torch takes 0 or 1; set it to 1 and raise replicas instead'.format([self.prefill.gpu.count])",
-            ),
-            _rule(
-                "self.engine.type != 'Torch' || self.decode.gpu.count <= 1",
-                "spec.decode.gpu.count must be 0 or 1 with the engine Torch",
-                "'spec.decode.gpu.count is %d, but the engine Torch takes 0 or 1; set it to 1 and raise replicas instead'.format([self.decode.gpu.count])",
-            ),
-            _rule(
-                f"!has(self.scaling.maxGPUs) || {_MIN_GPUS} <= self.scaling.maxGPUs",
-                "spec.scaling.maxGPUs is below the GPUs that the pools' replicas.min need; raise maxGPUs or lower min",
-                f"'spec.scaling.maxGPUs is %d, but replicas.min of both pools need %d GPUs; raise maxGPUs or lower min'.format([self.scaling.maxGPUs, {_MIN_GPUS}])",
-            ),
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=rules(TORCH_PREFILL_GPUS, TORCH_DECODE_GPUS, MAX_GPUS))
 
     model: Annotated[ModelSpec, Field(description="The model to serve.")]
     mode: Annotated[Mode, Field(description="Auto measures whether the split pays; Split and Colocated decide by hand.")] = Mode.AUTO
@@ -355,7 +299,7 @@ class DisaggregatedModelSpec(_Spec):
     prefill: Annotated[PoolSpec, Field(description="Workers that read prompts.")] = PoolSpec()
     decode: Annotated[PoolSpec, Field(description="Workers that write answers.")] = PoolSpec()
     colocated: Annotated[Colocated, Field(description="Settings of chunked prefill.")] = Colocated()
-    slo: Annotated[list[SLOClass], Field(min_length=1, max_length=16, description="Latency classes; the first is used for requests that name none.", json_schema_extra=_list_map("name"))] = [SLOClass(name="default")]
+    slo: Annotated[list[SLOClass], Field(min_length=1, max_length=16, description="Latency classes; the first is used for requests that name none.", json_schema_extra=list_map("name"))] = [SLOClass(name="default")]
     transfer: Annotated[TransferSpec, Field(description="How KV moves.")] = TransferSpec()
     placement: Annotated[PlacementSpec, Field(description="How pods are bound to nodes.")] = PlacementSpec()
     scaling: Annotated[ScalingSpec, Field(description="Who decides how many workers there are.")] = ScalingSpec()

@@ -1,32 +1,18 @@
 """The chart's values, schema, README and the kustomize base say the same. No program is run."""
 
-import sys
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
 from helpers_resources import ROOT
+from phasesplit.api.chart_readme import read_values
 
 CHART = ROOT / "helm" / "phasesplit"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = yaml.safe_load((CHART / "values.schema.json").read_text())  # JSON is YAML
 Node = dict[str, Any]
-
-
-def load_generator() -> ModuleType:
-    """`helm/` is no package."""
-    path = ROOT / "helm" / "generate_readme.py"
-    spec = spec_from_file_location("generate_readme", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def resolve(node: Node) -> Node:
@@ -87,15 +73,9 @@ def test_unknown_values_are_refused() -> None:
 
 
 def test_every_value_has_a_comment() -> None:
-    generator = load_generator()
-    described = {value.path for value in generator.read_values((CHART / "values.yaml").read_text())}
+    described = {value.path for value in read_values((CHART / "values.yaml").read_text())}
     missing = {".".join(path) for path, _ in LEAVES} - described
     assert not missing
-
-
-def test_readme_is_up_to_date() -> None:
-    generator = load_generator()
-    assert (CHART / "README.md").read_text() == generator.render_readme(), "run `make generate`"
 
 
 def test_chart_and_program_have_one_version() -> None:

@@ -1,22 +1,17 @@
-"""Writes helm/phasesplit/README.md: the chart's values, their defaults and the comments above them.
-
-    python helm/generate_readme.py
+"""The README of the chart: its values, their defaults and the comments above them.
 
 Reads values.yaml line by line, because YAML parsers drop comments. Knows the layout that file keeps:
-two spaces per level, a comment directly above the key that it is about.
+two spaces per level, a comment directly above the key that it is about. Texts in, text out.
 """
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-CHART = Path(__file__).resolve().parent / "phasesplit"
 KEY = re.compile(r"^( *)([A-Za-z][A-Za-z0-9]*):(.*)$")
 
 HEAD = """\
@@ -77,9 +72,9 @@ def _find(loaded: Any, path: list[str]) -> Any:
     return loaded
 
 
-def render_readme() -> str:
-    """The whole README."""
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+def render_readme(chart_text: str, values_text: str) -> str:
+    """The whole README, from Chart.yaml and values.yaml."""
+    chart = yaml.safe_load(chart_text)
     head = HEAD.format(
         version=chart["version"],
         description=chart["description"],
@@ -87,16 +82,6 @@ def render_readme() -> str:
     )
     rows = [
         f"| `{value.path}` | `{json.dumps(value.default)}` | {value.meaning} |"
-        for value in read_values((CHART / "values.yaml").read_text())
+        for value in read_values(values_text)
     ]
     return head + "\n".join(rows) + "\n"
-
-
-def main() -> int:
-    """Write the README."""
-    (CHART / "README.md").write_text(render_readme())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
