@@ -1,10 +1,11 @@
 """Searches over plans: the best chunk, the best ratio, the largest load, the fewest workers."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from phasesplit.planner.colocated_serving import predict_colocated
-from phasesplit.planner.demand import Demand, Hardware, Prediction
+from phasesplit.planner.demand import Demand, Hardware, Prediction, scale_demands
 from phasesplit.planner.performance import MIN_CHUNK_TOKENS, largest_chunk_tokens
 from phasesplit.planner.split_serving import predict_split
 
@@ -13,6 +14,8 @@ CHUNK_BUDGET_FACTORS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 
 
 MOST_WORKERS = 1024
+_FEW_WORKERS = 6  # up to here every ratio is tried
+_FACTOR_PRECISION = 1.003
 # Load of the busiest part that is still planned for when no number of workers meets the targets.
 _PLAIN_UTILISATION = 0.8
 
@@ -47,23 +50,71 @@ def chunk_budgets(demands: Sequence[Demand], hardware: Hardware) -> set[int]:
 
 
 def best_split(demands: Sequence[Demand], hardware: Hardware, workers: int) -> tuple[int, Prediction]:
-    """The best number of prefill workers among `workers`, at least one of each."""
-    options = [
-        (prefill, predict_split(demands, hardware, prefill, workers - prefill))
-        for prefill in range(1, workers)
-    ]
+    """The best number of prefill workers among `workers`, at least one of each.
+
+    More prefill workers raise the share in the TTFT target and lower that in the TPOT target, so with
+    many workers only the counts where either begins to fail, and those between, need a look.
+    """
+
+    def predict(prefill: int) -> Prediction:
+        return predict_split(demands, hardware, prefill, workers - prefill)
+
+    candidates = set(range(1, workers))
+    if workers > _FEW_WORKERS:
+        enough = _smallest(
+            lambda count: _all_reach([item.ttft_attainment for item in predict(count).classes], demands),
+            workers - 1,
+        )
+        spare = _smallest(
+            lambda count: _all_reach(
+                [item.tpot_attainment for item in predict(workers - count).classes], demands
+            ),
+            workers - 1,
+        )
+        ends = sorted((enough, workers - spare))
+        candidates = {*ends, (ends[0] + ends[1]) // 2, min(workers - 1, ends[0] + 1), max(1, ends[1] - 1)}
+    options = [(prefill, predict(prefill)) for prefill in sorted(candidates)]
     return max(options, key=lambda item: (item[1].meets, round(item[1].attainment, 6), -item[0]))
 
 
-def sustainable_factor(meets: Callable[[float], bool], *, highest: float = 1024.0) -> float:
-    """Largest multiple of the load that still meets every target; 0 when none does."""
-    low, high = 0.0, 1.0
-    while high < highest and meets(high):
-        low, high = high, high * 2
-    if low == 0.0 and not meets(1e-3):
-        return 0.0
-    for _ in range(24):
-        middle = (low + high) / 2
+def colocated_goodput_factor(
+    demands: Sequence[Demand], hardware: Hardware, workers: int, chunk_tokens: int | None = None
+) -> float:
+    """Largest multiple of the load that some chunk budget serves in target."""
+    budgets = [chunk_tokens] if chunk_tokens is not None else sorted(chunk_budgets(demands, hardware))
+    best = 0.0
+    for budget in budgets:
+
+        def meets(factor: float, budget: int = budget) -> bool:
+            return predict_colocated(scale_demands(demands, factor), hardware, workers, budget).meets
+
+        if best == 0.0 or meets(best * _FACTOR_PRECISION):
+            best = max(best, sustainable_factor(meets, start=best or 1.0))
+    return best
+
+
+def split_goodput_factor(demands: Sequence[Demand], hardware: Hardware, workers: int) -> float:
+    """Largest multiple of the load that some ratio serves in target."""
+    return sustainable_factor(
+        lambda factor: best_split(scale_demands(demands, factor), hardware, workers)[1].meets
+    )
+
+
+def sustainable_factor(
+    meets: Callable[[float], bool], *, start: float = 1.0, highest: float = 1024.0, lowest: float = 1e-3
+) -> float:
+    """Largest multiple of the load that still meets every target, to 0.3 %; 0 when none does."""
+    low = high = start
+    if meets(start):
+        while high < highest and meets(high):
+            low, high = high, high * 2
+    else:
+        while not meets(low):
+            if low < lowest:
+                return 0.0
+            low, high = low / 2, low
+    while high / low > _FACTOR_PRECISION:
+        middle = math.sqrt(low * high)
         low, high = (middle, high) if meets(middle) else (low, middle)
     return low
 

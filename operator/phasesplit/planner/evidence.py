@@ -6,9 +6,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from phasesplit.api.names import Pool
-from phasesplit.planner.capacity import best_split, sustainable_factor, tuned_colocated
+from phasesplit.planner.capacity import (
+    best_split,
+    colocated_goodput_factor,
+    split_goodput_factor,
+    tuned_colocated,
+)
 from phasesplit.planner.colocated_serving import predict_colocated
-from phasesplit.planner.demand import Demand, Hardware, Prediction, build_demands, scale_demands
+from phasesplit.planner.demand import Demand, Hardware, Prediction, build_demands
 from phasesplit.planner.links import MAX_AGE_S
 from phasesplit.planner.mode_types import LinkVerdict, ModeInput
 from phasesplit.planner.performance import decode_step_s, prefill_s
@@ -32,7 +37,7 @@ class Evidence:
     uncertainty: float  # relative, of either figure
     interference: float  # share of decode tokens late because their step carried prefill
     throttled: bool  # the colocated budget holds prefill back
-    free_split_goodput_per_s: float  # were transfers free
+    free_split_goodput_per_s: float | None = None  # were transfers free; asked where the link is slow
 
     @property
     def gain_percent(self) -> float:
@@ -44,6 +49,8 @@ class Evidence:
     @property
     def gain_without_transfer_percent(self) -> float:
         """The gain on an ideal link: tells a slow link from a split that does not pay."""
+        if self.free_split_goodput_per_s is None:
+            return self.gain_percent
         return self._advantage_percent(self.free_split_goodput_per_s, self.colocated_goodput_per_s)
 
     @property
@@ -118,7 +125,14 @@ def gather_evidence(given: ModeInput, link: LinkVerdict) -> Evidence | None:
     workers = sum(pool.ready for pool in given.pools.values())
     if not demands or hardware is None or workers < 2:
         return None
-    return compare(demands, hardware, workers, given.chunk_tokens, given.interference)
+    return compare(
+        demands,
+        hardware,
+        workers,
+        given.chunk_tokens,
+        given.interference,
+        link_is_slow=link.status == "False",
+    )
 
 
 def compare(
@@ -127,19 +141,14 @@ def compare(
     workers: int,
     chunk_tokens: int | None = None,
     measured_interference: float | None = None,
+    *,
+    link_is_slow: bool = False,
 ) -> Evidence:
     """Both ways on equal workers, each at its own best setting."""
+    free = replace(hardware, link_bytes_per_s=math.inf) if link_is_slow else None
     colocated = tuned_colocated(demands, hardware, workers, chunk_tokens)
     prefill_workers, split = best_split(demands, hardware, workers)
     rate = sum(demand.rate_per_s for demand in demands)
-
-    def colocated_meets(factor: float) -> bool:
-        return tuned_colocated(scale_demands(demands, factor), hardware, workers, chunk_tokens).meets
-
-    def split_goodput(on: Hardware) -> float:
-        return rate * sustainable_factor(
-            lambda factor: best_split(scale_demands(demands, factor), on, workers)[1].meets
-        )
 
     residual = max(hardware.prefill_profile.residual, hardware.decode_profile.residual)
     interference = measured_interference
@@ -151,9 +160,9 @@ def compare(
         rate_per_s=rate,
         colocated=colocated,
         split=split,
-        colocated_goodput_per_s=rate * sustainable_factor(colocated_meets),
-        split_goodput_per_s=split_goodput(hardware),
-        free_split_goodput_per_s=split_goodput(replace(hardware, link_bytes_per_s=math.inf)),
+        colocated_goodput_per_s=rate * colocated_goodput_factor(demands, hardware, workers, chunk_tokens),
+        split_goodput_per_s=rate * split_goodput_factor(demands, hardware, workers),
+        free_split_goodput_per_s=rate * split_goodput_factor(demands, free, workers) if free else None,
         # Both figures come from one profile, so most of its error cancels.
         uncertainty=min(0.1, residual / 4),
         interference=interference,

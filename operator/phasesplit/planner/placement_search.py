@@ -10,7 +10,7 @@ from phasesplit.api.names import Pool
 from phasesplit.planner.placement_moves import EPSILON, FAST_LINKS, SMALL, improve, nearer_shared, rank
 from phasesplit.planner.placement_state import OTHER, Placement, Problem, how_many_fit
 
-_SEEDS_PER_LEVEL = 2
+_SEEDS_PER_LEVEL = 1
 # Of the fillings, how many are worth improving.
 _IMPROVED = 2
 _IMPROVED_OF_SMALL = 16

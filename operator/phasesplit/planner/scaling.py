@@ -43,7 +43,8 @@ def plan_scaling(given: ScalingInput) -> ScalingDecision:
     floor = _stabilised(given, memory, keep_counts)
     wanted = {pool: _step(given, need, pool, now_counts[pool], floor[pool]) for pool in Pool}
     target = _clamped(given, wanted)
-    if need.known and any(now_counts[pool] > given.pools[pool].max for pool in Pool):
+    beyond = {pool: max(now_counts[pool], given.pools[pool].desired) for pool in Pool}
+    if need.known and any(beyond[pool] > given.pools[pool].max for pool in Pool):
         target = replace(target, limited=True)
     memory = remember(given, memory, keep_counts)
     if switched:
