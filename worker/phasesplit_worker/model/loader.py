@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import AutoConfig
 
 from phasesplit.api.manifest import KVLayout
 from phasesplit.api.reports import ModelFacts
@@ -21,7 +20,7 @@ from phasesplit_worker.model.attention import PagedAttention
 from phasesplit_worker.model.batch import StepBatch, build_batch
 from phasesplit_worker.model.fused import FusedModel, can_fuse
 from phasesplit_worker.model.kv_cache import TORCH_DTYPES, KVCache
-from phasesplit_worker.model.reference import ATTENTION_NAME, ReferenceModel, register_attention
+from phasesplit_worker.model.rotary import rotary_tables
 from phasesplit_worker.sequence import SamplingParams, Sequence
 
 logger = logging.getLogger(__name__)
@@ -225,10 +224,19 @@ def _load_weights(
                 weights[name] = tensor.to(dtype)
 
         def build_fused(attention: PagedAttention, max_model_length: int) -> Model:
-            rotary = _rotary_tables(model_config, max_model_length, dtype, device)
+            rotary = rotary_tables(model_config, max_model_length, dtype, device)
             return FusedModel(model_config, weights, rotary, attention)
 
         return build_fused
+    # Imported here: transformers' model code takes seconds to import, and the fused path needs none.
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    from phasesplit_worker.model.reference import (  # noqa: PLC0415
+        ATTENTION_NAME,
+        ReferenceModel,
+        register_attention,
+    )
+
     register_attention()
     model = AutoModelForCausalLM.from_pretrained(
         directory,
@@ -239,17 +247,6 @@ def _load_weights(
     )
     model = model.to(device).eval()
     return lambda attention, _: ReferenceModel(model, attention)
-
-
-def _rotary_tables(
-    model_config: Any, max_model_length: int, dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin [max_model_length, head_dim / 2] by transformers' own rotary code."""
-    positions = torch.arange(max_model_length)[None]
-    with torch.inference_mode():
-        cos, sin = LlamaRotaryEmbedding(model_config)(torch.empty(0, dtype=dtype), positions)
-    half = cos.shape[-1] // 2
-    return cos[0, :, :half].contiguous().to(device), sin[0, :, :half].contiguous().to(device)
 
 
 def _probe(forward: Model, block_size: int, device: torch.device) -> None:
