@@ -62,6 +62,10 @@ format: setup ## Format and fix what can be fixed
 generate: setup ## Write the generated files (CRD, chart copies, values table)
 	@$(PY) -m phasesplit.api.generate
 
+.PHONY: golden
+golden: setup ## Write the golden files of the children anew; read the difference before you commit it
+	@$(PY) tests/helpers_resources.py
+
 .PHONY: images
 images: ## Build the control and worker images with docker, podman or nerdctl
 	@builder=$$(command -v docker || command -v podman || command -v nerdctl) || \
