@@ -125,14 +125,15 @@ def test_an_invalid_spec_is_refused_while_the_old_one_serves_on(s: Stage) -> Non
 def test_what_only_the_api_server_refuses_is_refused_before_anything_is_changed(s: Stage) -> None:
     s.apply("refused", mode="Colocated")
     s.wait_condition("refused", "Ready", "True")
-    overlay = {"spec": {"containers": [{"name": "worker", "env": [{"name": "not a name", "value": "x"}]}]}}
+    mount = {"name": "nowhere", "mountPath": "/x"}
+    overlay = {"spec": {"containers": [{"name": "worker", "volumeMounts": [mount]}]}}
     both = {"prefill": pool(s, template=overlay), "decode": pool(s)}
     s.apply("refused", mode="Colocated", **both)
     accepted = s.wait_condition("refused", "Accepted", "False", "Invalid")
-    assert "not a name" in accepted["message"]
+    assert "nowhere" in accepted["message"]
     sets = s.kubectl.get("statefulset", "refused-prefill", "-n", s.namespace)
     container = sets["spec"]["template"]["spec"]["containers"][0]
-    assert "not a name" not in [item["name"] for item in container["env"]]
+    assert "nowhere" not in [item["name"] for item in container["volumeMounts"]]
 
 
 def test_what_another_owner_holds_is_not_touched(s: Stage) -> None:
@@ -180,14 +181,7 @@ def test_a_new_template_reaches_the_pods_one_at_a_time_with_something_serving(s:
     def replaced() -> bool:
         nonlocal lowest
         pods = s.pods("rollout")
-        ready = [
-            pod
-            for pod in pods
-            if "deletionTimestamp" not in pod["metadata"]
-            and any(
-                c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", [])
-            )
-        ]
+        ready = [pod for pod in pods if is_ready(pod)]
         lowest = min(lowest, len(ready))
         return not before & {pod["metadata"]["uid"] for pod in pods} and len(ready) == 2
 
@@ -240,15 +234,15 @@ def test_a_slow_link_ends_the_split_within_15_s_and_a_good_one_brings_it_back(s:
     s.wait_mode("link", "Split")
     s.wait_condition("link", "LinkHealthy", "True")
     s.kubelet.script.link_bytes_per_s = 6e6
-    started = time.monotonic()
-    s.wait_mode("link", "Colocated", timeout_s=15)
-    assert time.monotonic() - started < 15
-    decision = s.get("link")["status"]["decision"]
-    assert decision["reason"] == "LinkDegraded"
-    assert "48 Mbit/s" in decision["message"] and "168 Mbit/s" in decision["message"]
-    assert s.table("link")["default_roles"] == {"prefill": "colocated", "decode": "colocated"}
-    assert any("from Split to Colocated" in note for note in s.events("LinkDegraded"))
-    s.kubelet.script.link_bytes_per_s = 2e9
+    try:
+        s.wait_mode("link", "Colocated", timeout_s=15)
+        decision = s.get("link")["status"]["decision"]
+        assert decision["reason"] == "LinkDegraded"
+        assert "48 Mbit/s" in decision["message"] and "168 Mbit/s" in decision["message"]
+        assert s.table("link")["default_roles"] == {"prefill": "colocated", "decode": "colocated"}
+        assert any("from Split to Colocated" in note for note in s.events("LinkDegraded"))
+    finally:
+        s.kubelet.script.link_bytes_per_s = 2e9
     s.wait_mode("link", "Split", timeout_s=60)
 
 

@@ -33,6 +33,7 @@ class PlacingInput:
 @dataclass(frozen=True)
 class _Kept:
     request: PlacementRequest
+    largest: Mapping[Pool, int]
     plan: PlacementPlan
     placeable: Mapping[Pool, int]
 
@@ -58,9 +59,9 @@ class Placer:
             promised=self._promises(key),
             kv_bytes_per_request=_kv_bytes(given.loads, given.kv_bytes_per_token, kept),
         )
-        if kept is None or kept.request != request:
+        if kept is None or kept.request != request or kept.largest != given.largest:
             placeable = {pool: _count_placeable(request, pool, given.largest[pool]) for pool in Pool}
-            kept = self._kept[key] = _Kept(request, plan_placement(request), placeable)
+            kept = self._kept[key] = _Kept(request, given.largest, plan_placement(request), placeable)
         return kept.plan, kept.placeable
 
     def _promises(self, key: Key) -> dict[str, Resources]:

@@ -93,7 +93,7 @@ class Prober:
         self, key: Key, memory: ObjectMemory, token: str, probe: Probe, addresses: dict[str, str]
     ) -> None:
         started_s = self._clock()
-        failed = True
+        busy_s: float | None = None
         try:
             request = ProbeRequest(
                 host=addresses[probe.source],
@@ -104,14 +104,16 @@ class Prober:
                 deadline_s=_PROBE_DEADLINE_S,
             )
             result = await self._workers.probe(addresses[probe.puller], token, request)
-            failed = result.sample is None
             if result.sample is not None:
+                busy_s = result.sample.busy_s
                 memory.links.add([result.sample], self._clock())
             else:
                 logger.info("%s/%s: no measurement from %s to %s: %s", *key, *probe.pair, result.error)
         finally:
             ended_s = self._clock()
-            memory.probe = ProbeMemory(ended_s, ended_s - started_s, failed)
+            # What the link was busy counts, not the wait for a busy worker's answer.
+            took_s = busy_s if busy_s is not None else ended_s - started_s
+            memory.probe = ProbeMemory(ended_s, took_s, failed=busy_s is None)
             memory.probing = False
             self._wake(key)
 

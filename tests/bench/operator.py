@@ -1,0 +1,117 @@
+"""Cost of the operator with ten objects at rest: memory, CPU, writes.
+
+`make bench-operator`. API server, controllers and scheduler are real; pods are on paper nodes, and their
+routers and workers are scripted, so that what is measured is the operator alone. All objects are served
+split over two nodes, the costliest state at rest: links are probed every few seconds.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from helpers_cluster import PaperNode, connect
+from helpers_operator_cluster import Stage, stage
+from testbed.paths import repository_root
+
+OBJECTS = 10
+SETTLE_S = 30.0
+MEASURE_S = 60.0
+RSS_BAR_MIB = 128.0
+CPU_BAR_CORES = 0.05
+NODES = [PaperNode("bench-a", cpu="64"), PaperNode("bench-b", cpu="64")]
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"process {pid} has no memory")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def serve_objects(found: Stage, count: int) -> None:
+    """That many objects, each served split."""
+    pool = found.manifest("x")["spec"]["prefill"]
+    for number in range(count):
+        found.apply(
+            f"bench-{number}",
+            mode="Split",
+            prefill={**pool, "nodeSelector": {"kubernetes.io/hostname": "bench-a"}},
+            decode={**pool, "nodeSelector": {"kubernetes.io/hostname": "bench-b"}},
+        )
+    for number in range(count):
+        found.wait_mode(f"bench-{number}", "Split", timeout_s=120)
+        found.wait_condition(f"bench-{number}", "Ready", "True", timeout_s=120)
+
+
+def result(name: str, value: float, unit: str, bar: float) -> dict[str, Any]:
+    """One entry of the last line; every bar is an upper bound."""
+    holds = value <= bar
+    return {"name": name, "value": round(value, 4), "unit": unit, "against": None, "bar": bar, "holds": holds}
+
+
+def measure(found: Stage) -> list[dict[str, Any]]:
+    """Memory, CPU and writes while nothing happens."""
+    pid = found.operator.process.pid
+    empty_mib = rss_mib(pid)
+    serve_objects(found, OBJECTS)
+    print(f"{OBJECTS} objects serve; waiting {SETTLE_S:g} s, then measuring {MEASURE_S:g} s", flush=True)
+    time.sleep(SETTLE_S)
+    mark, probes = found.cluster.audit.mark(), found.kubelet.script.probes
+    before_s, started_s = cpu_s(pid), time.monotonic()
+    time.sleep(MEASURE_S)
+    cores = (cpu_s(pid) - before_s) / (time.monotonic() - started_s)
+    written = found.operator.writes(mark)
+    for event in written:
+        print(f"written at rest: {event}")
+    print(f"{found.kubelet.script.probes - probes} links probed")
+    full_mib = rss_mib(pid)
+    return [
+        result("memory of the operator without objects (RSS)", empty_mib, "MiB", RSS_BAR_MIB),
+        result(f"memory of the operator with {OBJECTS} objects (RSS)", full_mib, "MiB", RSS_BAR_MIB),
+        result(f"CPU at rest with {OBJECTS} objects", cores, "cores", CPU_BAR_CORES),
+        result("mutating requests at rest, Lease apart", len(written), "requests", 0),
+    ]
+
+
+def main() -> None:
+    """Measure on the testbed; the last line is JSON."""
+    cluster = connect()
+    namespace = f"bench-operator-{int(time.time())}"
+    cluster.kubectl("create", "namespace", namespace)
+    try:
+        # As installed: default intervals, all but the images.
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            stage(cluster, namespace, Path(folder), NODES, TICK_SECONDS=2, LEASE_SECONDS=15) as found,
+        ):
+            results = measure(found)
+    finally:
+        cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    for item in results:
+        print(f"{item['name']}: {item['value']} {item['unit']} (bar {item['bar']}, holds: {item['holds']})")
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=repository_root(),
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    print(json.dumps({"bench": "operator", "commit": commit, "machine": machine, "results": results}))
+
+
+if __name__ == "__main__":
+    main()
