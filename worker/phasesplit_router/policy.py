@@ -15,7 +15,11 @@ from phasesplit.api.reports import StepProfile
 from phasesplit.api.routing import ServedMode
 from phasesplit_router import predict
 
-LOCAL_GAIN = 0.8  # one worker must be this much faster than the best pair to be preferred
+# One worker is preferred to a pair when it is clearly faster, by a time that matters to the class:
+# measured profiles of equal workers differ by noise, and the split also protects decoding.
+LOCAL_GAIN = 0.8
+LOCAL_GAIN_OF_TARGET = 0.1
+LOCAL_GAIN_S = 0.05
 TIE = 0.05  # predictions closer than this are equal
 TIE_S = 0.01
 
@@ -204,6 +208,8 @@ def _faster_local(
     """The decode worker that beats every pair clearly, if that is known and harms nobody."""
     if not fleet.colocated_allowed:
         return None
+    pair_s = sum(pair)
+    limit_s = min(LOCAL_GAIN * pair_s, pair_s - max(LOCAL_GAIN_S, LOCAL_GAIN_OF_TARGET * demand.ttft_s))
     best: Choice | None = None
     for worker in dict.fromkeys(decodes):
         if not (predict.is_measured(worker.profile) and worker.has_prefill_room):
@@ -211,7 +217,7 @@ def _faster_local(
         own_s = worker.prefill_s(demand.prompt_tokens)
         local_s = worker.prefill_queue_s + own_s
         harmless = worker.num_decodes == 0 or own_s <= 0.5 * min(worker.tightest_tpot_s, demand.tpot_s)
-        if local_s >= LOCAL_GAIN * sum(pair) or not harmless or not worker.has_decode_room(demand):
+        if local_s > limit_s or not harmless or not worker.has_decode_room(demand):
             continue
         if best is None or local_s < best.ttft_s:
             best = Choice(None, worker.pod, local_s, _why_local(pair, own_s))

@@ -129,7 +129,7 @@ LOCAL = {
     ),
     "replay": (replace(DEMAND, is_replay=True), split(prefill(), decode()), LocalReason.REPLAY),
     "slower prefill worker": (
-        SHORT,
+        DEMAND,
         split(prefill(profile=SLOW), decode(profile=FAST)),
         LocalReason.SHORT_PROMPT,
     ),
@@ -147,16 +147,23 @@ def test_local(name: str) -> None:
 
 def test_local_prefill_never_harms_running_sequences() -> None:
     busy = decode(profile=FAST, num_decodes=4, tightest_tpot_s=0.02)
-    fleet = split(prefill(profile=SLOW), busy)
+    fleet = split(prefill(profile=SLOW, prefill_queue_s=0.5), busy)
     assert chosen(DEMAND, fleet).prefill == "p0"
     assert chosen(replace(DEMAND, prompt_tokens=40), fleet).prefill is None
 
 
+def test_a_gain_that_does_not_matter_is_left_alone() -> None:
+    fleet = split(prefill(profile=SLOW), decode(profile=FAST))
+    assert chosen(DEMAND, fleet).prefill is None  # 0.3 s of a target of 1 s
+    assert chosen(SHORT, fleet).prefill == "p0"  # milliseconds
+    assert chosen(replace(DEMAND, ttft_s=10.0), fleet).prefill == "p0"
+
+
 def test_local_prefill_needs_permission_and_measurement() -> None:
     forbidden = split(prefill(profile=SLOW), decode(profile=FAST), colocated_allowed=False)
-    assert chosen(SHORT, forbidden).prefill == "p0"
+    assert chosen(DEMAND, forbidden).prefill == "p0"
     guessed = FAST.model_copy(update={"guessed": True})
-    assert chosen(SHORT, split(prefill(profile=SLOW), decode(profile=guessed))).prefill == "p0"
+    assert chosen(DEMAND, split(prefill(profile=SLOW), decode(profile=guessed))).prefill == "p0"
 
 
 BLOCKED = {
