@@ -231,5 +231,5 @@ def build_bench(
     now = [0.0]
     core = EngineCore(loaded, scheduler, lambda: now[0], quarantine_s=30.0)
     hooks = RecordingHooks()
-    core.hooks = hooks
+    core.set_hooks(hooks)
     return Bench(core, scheduler, blocks, loaded, hooks, now)

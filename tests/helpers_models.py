@@ -6,7 +6,9 @@ Weights are scaled up and untied so that greedy output varies with the prompt; e
 
 import json
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -60,6 +62,18 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
+# The model of `make bench-engine`: 26M parameters.
+BENCHMARK_SHAPE: dict[str, object] = {
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+}
+
+
 def cache_root() -> Path:
     """Where models for tests are kept between runs."""
     configured = os.environ.get("PHASESPLIT_CACHE")
@@ -68,13 +82,27 @@ def cache_root() -> Path:
 
 def tiny_model_dir(variant: str = "llama") -> Path:
     """Directory of a tiny model in the layout of a Hugging Face repository."""
-    target = cache_root() / "tiny-models" / f"{variant}-v{VERSION}"
+    return _cached(variant, lambda tokenizer: _build_tiny_model(variant, tokenizer))
+
+
+def benchmark_model_dir() -> Path:
+    """Directory of the engine benchmark's model; its weights are random and never looked at."""
+
+    def build(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+        torch.manual_seed(0)
+        return LlamaForCausalLM(_config(tokenizer, BENCHMARK_SHAPE)).eval()
+
+    return _cached("llama-26m", build)
+
+
+def _cached(name: str, build: Callable[[PreTrainedTokenizerFast], LlamaForCausalLM]) -> Path:
+    target = cache_root() / "tiny-models" / f"{name}-v{VERSION}"
     if (target / "config.json").exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=target.parent))
     tokenizer = _build_tokenizer()
-    _build_model(variant, tokenizer).save_pretrained(scratch)
+    build(tokenizer).save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
     _check(scratch)
     try:
@@ -82,6 +110,7 @@ def tiny_model_dir(variant: str = "llama") -> Path:
     except OSError:  # another process was faster
         if not (target / "config.json").exists():
             raise
+        shutil.rmtree(scratch)
     return target
 
 
@@ -102,16 +131,20 @@ def _build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _build_model(variant: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def _config(tokenizer: PreTrainedTokenizerFast, shape: dict[str, object]) -> LlamaConfig:
+    defaults: dict[str, object] = {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    return LlamaConfig(**(defaults | shape))
+
+
+def _build_tiny_model(variant: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     torch.manual_seed(sum(map(ord, variant)))
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        **VARIANTS[variant],
-    )
+    config = _config(tokenizer, VARIANTS[variant])
     model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

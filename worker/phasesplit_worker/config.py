@@ -40,7 +40,7 @@ class WorkerConfig:
     max_batched_tokens: int | None = None  # None: derived from tpot_target_s
     tpot_target_s: float | None = None
     max_num_seqs: int = 64
-    host: str = "0.0.0.0"
+    host: str = "0.0.0.0"  # noqa: S104 a pod has a network of its own
     port: int = WORKER_API_PORT
     transfer_port: int = WORKER_TRANSFER_PORT
     transfer_deadline_s: float | None = None  # None: derived from the size and the link

@@ -301,7 +301,7 @@ def test_stop_tokens_end_a_sequence_unless_it_is_too_short() -> None:
 
 def test_a_hook_that_fails_does_not_end_the_engine() -> None:
     bench = build_bench()
-    bench.core.hooks = None
+    bench.core.set_hooks(None)
     answer = bench.submit("a", random_prompt(random.Random(30), 30), greedy(3), kind=RequestKind.PREFILL)
     bench.run()
     assert answer.last is not None and bench.core.num_entries == 0

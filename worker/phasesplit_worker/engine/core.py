@@ -10,12 +10,13 @@ Single-threaded: every method is called on the engine thread (or by a test). Who
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
 
 import torch
 
+from phasesplit_worker.engine.entries import Entry, error_output, to_sequence
+from phasesplit_worker.engine.hooks import HookCaller
+from phasesplit_worker.engine.outcome import finish_reason_of
 from phasesplit_worker.engine.sampler import sample
-from phasesplit_worker.engine.timings import timings_of
 from phasesplit_worker.model.batch import build_batch
 from phasesplit_worker.model.loader import LoadedModel
 from phasesplit_worker.requests import (
@@ -23,7 +24,6 @@ from phasesplit_worker.requests import (
     EngineRequest,
     EngineStats,
     OnOutput,
-    RequestTimings,
     Reservation,
     TokenLogprob,
     TransferHooks,
@@ -32,17 +32,6 @@ from phasesplit_worker.scheduling.scheduler import Scheduler, StepPlan
 from phasesplit_worker.sequence import RequestKind, Sequence, SequenceStatus
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _Entry:
-    """A sequence and who waits for it."""
-
-    sequence: Sequence
-    on_output: OnOutput
-    reservation: Future[Reservation] | None = None
-    is_over: bool = False  # the last output was given; only blocks may be left
-    quarantined_until_s: float | None = None  # aborted while a transfer may write into its blocks
 
 
 class EngineCore:
@@ -56,11 +45,15 @@ class EngineCore:
         quarantine_s: float,
     ) -> None:
         self.scheduler = scheduler
-        self.hooks: TransferHooks | None = None
+        self._hooks = HookCaller()
         self._loaded = loaded
         self._clock = clock
         self._quarantine_s = quarantine_s
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
+
+    def set_hooks(self, hooks: TransferHooks | None) -> None:
+        """Set the transfer side."""
+        self._hooks.target = hooks
 
     @property
     def num_entries(self) -> int:
@@ -80,14 +73,14 @@ class EngineCore:
         self._forget_finished_prefill(request.request_id)
         if request.request_id in self._entries:
             message = f"request id {request.request_id} is in use"
-            on_output(_error_output(request.request_id, message))
+            on_output(error_output(request.request_id, message))
             return
-        sequence = _to_sequence(request, arrival_s, awaits_remote=reservation is not None)
-        entry = _Entry(sequence, on_output, reservation)
+        sequence = to_sequence(request, arrival_s, awaits_remote=reservation is not None)
+        entry = Entry(sequence, on_output, reservation)
         self._entries[request.request_id] = entry
         self.scheduler.add(sequence)
         if sequence.is_prefill_only:
-            self._call_hook(entry, lambda hooks: hooks.on_prefill_accepted(sequence))
+            self._hooks.prefill_accepted(sequence)
 
     def start_remote(self, request_id: str, first_token: int, num_computed_tokens: int) -> None:
         """The reserved blocks hold the KV of all known tokens: decode."""
@@ -124,7 +117,7 @@ class EngineCore:
         if status is SequenceStatus.HELD:
             self._drop(entry)
         elif status is SequenceStatus.REMOTE:
-            self._end(entry, finish_reason="abort")
+            entry.end(self._clock(), finish_reason="abort")
             self._drop(entry)
 
     def abort(self, request_id: str, reason: str) -> None:
@@ -133,8 +126,8 @@ class EngineCore:
         if entry is None:
             return
         sequence = entry.sequence
-        self._report_aborted(entry, reason)
-        self._end(entry, finish_reason=reason)
+        self._hooks.prefill_aborted(entry.sequence, reason)
+        entry.end(self._clock(), finish_reason=reason)
         if sequence.status is SequenceStatus.REMOTE:
             if entry.quarantined_until_s is None:
                 entry.quarantined_until_s = self._clock() + self._quarantine_s
@@ -144,8 +137,8 @@ class EngineCore:
     def abort_all(self, error: str | None) -> None:
         """End everything, reserved blocks included; the process is going away."""
         for entry in list(self._entries.values()):
-            self._report_aborted(entry, "error" if error else "abort")
-            self._end(entry, finish_reason="error" if error else "abort", error=error)
+            self._hooks.prefill_aborted(entry.sequence, "error" if error else "abort")
+            entry.end(self._clock(), finish_reason="error" if error else "abort", error=error)
             self._drop(entry)
 
     def free_expired(self) -> None:
@@ -178,7 +171,7 @@ class EngineCore:
             sequence.num_computed_tokens += count
             blocks.commit(sequence, before)
             if sequence.is_prefill_only:
-                self._report_blocks(sequence)
+                self._hooks.blocks_ready(sequence)
         for sequence, (token_id, logprob) in zip(batch.sampled, tokens, strict=True):
             self._take_token(sequence, token_id, logprob)
         return plan
@@ -187,8 +180,8 @@ class EngineCore:
         """A step failed: end what took part with an error, keep what only waits."""
         for sequence in list(self.scheduler.running):
             entry = self._entries[sequence.request_id]
-            self._report_aborted(entry, "error")
-            self._end(entry, finish_reason="error", error=message)
+            self._hooks.prefill_aborted(entry.sequence, "error")
+            entry.end(self._clock(), finish_reason="error", error=message)
             self._drop(entry)
 
     def check_integrity(self) -> None:
@@ -219,7 +212,7 @@ class EngineCore:
         if entry is not None and entry.sequence.status is SequenceStatus.HELD:
             self.abort(request_id, "replaced")
 
-    def _reserved_entry(self, request_id: str) -> _Entry | None:
+    def _reserved_entry(self, request_id: str) -> Entry | None:
         """The entry whose transfer ends now; what was aborted meanwhile is freed."""
         entry = self._entries.get(request_id)
         if entry is None or entry.sequence.status is not SequenceStatus.REMOTE:
@@ -229,7 +222,7 @@ class EngineCore:
             return None
         return entry
 
-    def _resolve(self, entry: _Entry) -> None:
+    def _resolve(self, entry: Entry) -> None:
         sequence = entry.sequence
         if entry.reservation is None:
             return
@@ -238,29 +231,18 @@ class EngineCore:
                 Reservation(tuple(sequence.block_table), sequence.num_computed_tokens)
             )
         except InvalidStateError:  # the caller has cancelled and nobody writes into the blocks
-            self._end(entry, finish_reason="abort")
+            entry.end(self._clock(), finish_reason="abort")
             self._drop(entry)
 
-    def _report_blocks(self, sequence: Sequence) -> None:
-        entry = self._entries[sequence.request_id]
-        ready, table = sequence.num_computed_tokens, tuple(sequence.block_table)
-        self._call_hook(entry, lambda hooks: hooks.on_blocks_ready(sequence.request_id, ready, table))
-
-    def _report_aborted(self, entry: _Entry, reason: str) -> None:
-        """A leg 1's blocks are about to go: the transfer side must not read them any more."""
-        sequence = entry.sequence
-        if sequence.is_prefill_only:
-            self._call_hook(entry, lambda hooks: hooks.on_prefill_aborted(sequence.request_id, reason))
-
-    def _take_first_token(self, entry: _Entry, first_token: int) -> None:
+    def _take_first_token(self, entry: Entry, first_token: int) -> None:
         """Leg 2 learns the first token, which the client has from leg 1."""
         sequence = entry.sequence
         sequence.output_token_ids.append(first_token)
         sequence.num_emitted_tokens += 1
         finish_reason = self._finish_reason(sequence, first_token)
-        self._emit(entry, EngineOutput(request_id=sequence.request_id, skipped_token_ids=(first_token,)))
+        entry.emit(EngineOutput(request_id=sequence.request_id, skipped_token_ids=(first_token,)))
         if finish_reason is not None:
-            self._end(entry, finish_reason=finish_reason)
+            entry.end(self._clock(), finish_reason=finish_reason)
             self._drop(entry)
 
     def _take_token(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
@@ -279,108 +261,29 @@ class EngineCore:
         finish_reason = self._finish_reason(sequence, token_id)
         logprobs = None if logprob is None else (logprob,)
         if finish_reason is None and not sequence.is_prefill_only:
-            self._emit(
-                entry,
-                EngineOutput(request_id=sequence.request_id, token_ids=(token_id,), logprobs=logprobs),
-            )
+            entry.emit(EngineOutput(request_id=sequence.request_id, token_ids=(token_id,), logprobs=logprobs))
             return
         if finish_reason is None:
             self._hold(entry, token_id, logprobs)
             return
-        self._report_aborted(entry, finish_reason)  # a leg 1 without a leg 2: nobody will pull
-        self._end(entry, finish_reason=finish_reason, token_ids=(token_id,), logprobs=logprobs)
+        self._hooks.prefill_aborted(sequence, finish_reason)  # there is no leg 2: nobody will pull
+        entry.end(self._clock(), finish_reason=finish_reason, token_ids=(token_id,), logprobs=logprobs)
         self._drop(entry)
 
-    def _hold(self, entry: _Entry, token_id: int, logprobs: tuple[TokenLogprob, ...] | None) -> None:
+    def _hold(self, entry: Entry, token_id: int, logprobs: tuple[TokenLogprob, ...] | None) -> None:
         """Leg 1 has its first token: keep the blocks, give the token out."""
         sequence = entry.sequence
         self.scheduler.remove(sequence, SequenceStatus.HELD)
-        state = {"seed": sequence.seed, "position": sequence.num_tokens}
-        self._call_hook(entry, lambda hooks: hooks.on_prefill_finished(sequence.request_id, token_id, state))
-        self._end(entry, finish_reason=None, token_ids=(token_id,), logprobs=logprobs)
-        if self.hooks is None:
+        self._hooks.prefill_finished(sequence, token_id)
+        entry.end(self._clock(), finish_reason=None, token_ids=(token_id,), logprobs=logprobs)
+        if self._hooks.target is None:
             self._drop(entry)  # nobody could ever pull or release it
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> str | None:
-        sampling, num_output = sequence.sampling, len(sequence.output_token_ids)
-        if num_output >= sampling.min_tokens:
-            is_eos = token_id in self._loaded.eos_token_ids and not sampling.ignore_eos
-            if is_eos or token_id in sampling.stop_token_ids:
-                return "stop"
-        if num_output >= sampling.max_tokens or sequence.num_tokens >= self._loaded.facts.max_model_length:
-            return "length"
-        return None
+        loaded = self._loaded
+        return finish_reason_of(sequence, token_id, loaded.eos_token_ids, loaded.facts.max_model_length)
 
-    def _end(
-        self,
-        entry: _Entry,
-        *,
-        finish_reason: str | None,
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprob, ...] | None = None,
-        error: str | None = None,
-    ) -> None:
-        """Give the last output, once."""
-        if entry.is_over:
-            return
-        entry.is_over = True
-        sequence = entry.sequence
-        sequence.finished_s = self._clock()
-        if entry.reservation is not None and not entry.reservation.done():
-            entry.reservation.cancel()
-        self._emit(
-            entry,
-            EngineOutput(
-                request_id=sequence.request_id,
-                token_ids=token_ids,
-                logprobs=logprobs,
-                finish_reason=finish_reason,
-                error=error,
-                timings=timings_of(sequence),
-            ),
-        )
-
-    def _drop(self, entry: _Entry) -> None:
+    def _drop(self, entry: Entry) -> None:
         """Free the blocks and forget the sequence."""
         if self._entries.pop(entry.sequence.request_id, None) is not None:
             self.scheduler.remove(entry.sequence, SequenceStatus.FINISHED)
-
-    def _emit(self, entry: _Entry, output: EngineOutput) -> None:
-        try:
-            entry.on_output(output)
-        except Exception:  # somebody else's callback must not end the engine
-            logger.exception("the receiver of request %s failed", output.request_id)
-
-    def _call_hook(self, entry: _Entry, call: Callable[[TransferHooks], None]) -> None:
-        if self.hooks is None:
-            return
-        try:
-            call(self.hooks)
-        except Exception:  # the transfer side must not end the engine; leg 2 recomputes
-            logger.exception("the transfer side failed on request %s", entry.sequence.request_id)
-
-
-def _to_sequence(request: EngineRequest, arrival_s: float, *, awaits_remote: bool) -> Sequence:
-    seed = request.seed if request.seed is not None else request.sampling.seed
-    return Sequence(
-        request_id=request.request_id,
-        prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=list(request.output_token_ids),
-        sampling=request.sampling,
-        seed=seed if seed is not None else _seed_of(request.request_id),
-        kind=request.kind,
-        priority=request.priority,
-        slo_class=request.slo_class,
-        num_emitted_tokens=len(request.output_token_ids),
-        awaits_remote=awaits_remote,
-        arrival_s=arrival_s,
-    )
-
-
-def _seed_of(request_id: str) -> int:
-    """Both legs of a request without a seed draw the same noise: they share the id."""
-    return int.from_bytes(request_id.encode()[-8:].rjust(8, b"\0"), "little") >> 1
-
-
-def _error_output(request_id: str, message: str) -> EngineOutput:
-    return EngineOutput(request_id=request_id, finish_reason="error", error=message, timings=RequestTimings())

@@ -20,12 +20,11 @@ import torch
 from phasesplit.api.names import Role
 from phasesplit.api.reports import ModelFacts, StepProfile
 from phasesplit_worker.config import WorkerConfig
-from phasesplit_worker.engine.calibration import calibrate
 from phasesplit_worker.engine.core import EngineCore
-from phasesplit_worker.engine.pace import read_pace, remaining_s
-from phasesplit_worker.engine.profiler import StepProfiler, record_of
+from phasesplit_worker.engine.pace import read_pace
+from phasesplit_worker.engine.stepping import GUESS, Stepper
 from phasesplit_worker.engine.validation import check_request
-from phasesplit_worker.errors import EngineBusyError, EngineStoppedError, IntegrityError
+from phasesplit_worker.errors import EngineBusyError, EngineStoppedError
 from phasesplit_worker.model.kv_cache import KVCache
 from phasesplit_worker.model.loader import LoadedModel
 from phasesplit_worker.requests import (
@@ -37,18 +36,15 @@ from phasesplit_worker.requests import (
     TransferHooks,
 )
 from phasesplit_worker.scheduling.block_manager import BlockManager
-from phasesplit_worker.scheduling.scheduler import Scheduler, StepLimits, StepPlan
+from phasesplit_worker.scheduling.scheduler import Scheduler, StepLimits
 from phasesplit_worker.token_hash import salt_of
 
 logger = logging.getLogger(__name__)
 
 # Requests that wait, run or are held at once; beyond it `submit` refuses.
 MAX_OPEN_REQUESTS = 2048
-# A first idea of a step until real ones have been measured; marked as guessed.
-GUESS = StepProfile(base_s=0.005, per_prefill_token_s=0.002, per_decode_sequence_s=0.005, guessed=True)
 _IDLE_WAIT_S = 0.5
 _BLOCKED_WAIT_S = 0.02
-_MAX_FAILED_STEPS = 3
 _MIN_LONGEST_STEP_S = 1.0
 
 
@@ -66,18 +62,16 @@ class Engine:
     ) -> None:
         self._config = config
         self._loaded = loaded
-        self._on_step = on_step
         self._clock = clock
         self._pace = read_pace(config.pace_file) if config.pace_file is not None else None
-        self._profiler = StepProfiler(GUESS)
-        facts = loaded.facts
-        blocks = BlockManager(loaded.kv_cache.num_blocks, config.block_size, salt_of(facts.fingerprint))
+        salt = salt_of(loaded.facts.fingerprint)
+        blocks = BlockManager(loaded.kv_cache.num_blocks, config.block_size, salt)
         limits = StepLimits.for_role(
             config.role, config.max_num_seqs, config.max_batched_tokens, config.tpot_target_s
         )
-        scheduler = Scheduler(blocks, limits, self.profile())
-        self._core = EngineCore(loaded, scheduler, clock, quarantine_s=config.kv_ttl_s)
-        self._core.hooks = hooks
+        self._core = EngineCore(loaded, Scheduler(blocks, limits, GUESS), clock, config.kv_ttl_s)
+        self._core.set_hooks(hooks)
+        self._stepper = Stepper(self._core, pace=self._pace, on_step=on_step, clock=clock)
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -87,11 +81,9 @@ class Engine:
         self._num_pending_tokens = 0
         self._taken_tokens: list[int] = []
         self._is_draining = False
-        self._is_stopping = False
+        self._is_closed = False  # the thread has ended and takes no commands any more
+        self._is_checked = False
         self._failure: str | None = None
-        self._heartbeat_s = clock()
-        self._longest_step_s = 0.0
-        self._failed_steps = 0
         self._stats = self._core.stats()
 
     @property
@@ -107,13 +99,13 @@ class Engine:
     @property
     def heartbeat_s(self) -> float:
         """Monotonic time of the engine loop's last sign of life."""
-        return self._heartbeat_s
+        return self._stepper.heartbeat_s
 
     @property
     def longest_step_s(self) -> float:
         """Longest step to expect; liveness allows five times as much. At least a second."""
         limit_s = self._core.scheduler.limits.max_step_s or 0.0
-        return max(limit_s, self._longest_step_s, _MIN_LONGEST_STEP_S)
+        return max(limit_s, self._stepper.longest_step_s, _MIN_LONGEST_STEP_S)
 
     @property
     def failure(self) -> str | None:
@@ -127,7 +119,7 @@ class Engine:
 
     def set_hooks(self, hooks: TransferHooks) -> None:
         """Set the transfer side, before `start`."""
-        self._core.hooks = hooks
+        self._core.set_hooks(hooks)
 
     def start(self) -> None:
         """Start the engine thread. It measures some steps first; requests wait meanwhile."""
@@ -185,7 +177,7 @@ class Engine:
 
     def profile(self) -> StepProfile:
         """The declared profile when paced, else the fitted one."""
-        return self._pace if self._pace is not None else self._profiler.profile
+        return self._stepper.profile
 
     def set_role(
         self, role: Role, max_batched_tokens: int | None = None, tpot_s: float | None = None
@@ -210,7 +202,7 @@ class Engine:
     def stop(self, timeout_s: float) -> bool:
         """Abort what is left and end the thread. False if it did not end in time."""
         self._is_draining = True
-        self._is_stopping = True
+        self._stepper.is_stopping = True
         with self._wake:
             self._wake.notify()
         if self._thread.is_alive():
@@ -241,6 +233,8 @@ class Engine:
             self._core.add(request, on_output, arrival_s, reservation)
 
         with self._wake:
+            if self._is_closed:
+                raise EngineStoppedError("this worker has stopped")
             if self._num_pending + self._num_open >= MAX_OPEN_REQUESTS:
                 raise EngineBusyError(f"{MAX_OPEN_REQUESTS} requests are open already; try again later")
             self._num_pending += 1
@@ -251,44 +245,48 @@ class Engine:
     def _post(self, command: Callable[[], None]) -> None:
         """Bounded by the number of open requests: every command belongs to one."""
         with self._wake:
-            self._commands.append(command)
-            self._wake.notify()
+            if not self._is_closed:  # then everything has ended and been freed already
+                self._commands.append(command)
+                self._wake.notify()
 
     # -- the engine thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
         torch.set_num_threads(1)
         try:
-            if self._pace is None:
-                calibrate(self._core, self._profiler, self._loaded.vocabulary_size, self._clock, self._beat)
-                self._core.scheduler.profile = self.profile()
-            while not self._is_stopping:
+            self._stepper.calibrate(self._loaded.vocabulary_size)
+            while not self._stepper.is_stopping:
                 self._turn()
         except Exception as error:  # whatever it was, callers must be told instead of waiting for ever
             logger.exception("the engine thread ends")
             self._failure = f"{type(error).__name__}: {error}"
+        with self._wake:
+            self._is_closed = True
         self._run_commands()
         self._core.abort_all(None if self._failure is None else f"the engine has failed: {self._failure}")
         self._publish()
 
-    def _beat(self) -> None:
-        self._heartbeat_s = self._clock()
-
     def _turn(self) -> None:
         """One round of the loop: commands, then a step or a wait."""
-        self._beat()
+        self._stepper.beat()
         self._run_commands()
         self._core.free_expired()
-        worked = self._core.scheduler.has_work() and self._step()
+        worked = self._core.scheduler.has_work() and self._stepper.run()
         self._publish()
         if worked:
+            self._is_checked = False
             return
-        if self._core.num_entries == 0:
-            self._check_idle()
+        if self._core.num_entries == 0 and not self._is_checked:
+            self._core.check_integrity()  # a leak shows when the engine falls idle, not weeks later
+            self._is_checked = True
         with self._wake:
-            if not self._commands and not self._is_stopping:
+            if not self._commands and not self._stepper.is_stopping:
                 has_work = self._core.scheduler.has_work()
                 self._wake.wait(_BLOCKED_WAIT_S if has_work else _IDLE_WAIT_S)
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
 
     def _publish(self) -> None:
         """Make the load of this moment visible; what was taken is part of it from now on."""
@@ -298,56 +296,3 @@ class Engine:
             self._num_pending -= len(self._taken_tokens)
             self._num_pending_tokens -= sum(self._taken_tokens)
         self._taken_tokens.clear()
-
-    def _run_commands(self) -> None:
-        while self._commands:
-            self._commands.popleft()()
-
-    def _step(self) -> bool:
-        started_s = self._clock()
-        try:
-            plan = self._core.step()
-        except (RuntimeError, MemoryError) as error:  # torch's own: out of memory, a bad kernel
-            self._note_failed_step(error)
-            return True
-        if plan is None:
-            return False
-        self._failed_steps = 0
-        if self._pace is not None:
-            self._sleep_until(self._pace, started_s, plan)
-        self._record(plan, self._clock() - started_s)
-        return True
-
-    def _note_failed_step(self, error: BaseException) -> None:
-        logger.exception("a step failed")
-        self._failed_steps += 1
-        self._core.fail_running(f"a step of the engine failed: {type(error).__name__}")
-        if self._failed_steps >= _MAX_FAILED_STEPS:
-            raise error
-
-    def _sleep_until(self, pace: StepProfile, started_s: float, plan: StepPlan) -> None:
-        """Stay in the step for its declared time, with a heartbeat every half second."""
-        while not self._is_stopping:
-            rest_s = remaining_s(pace, plan.load, self._clock() - started_s)
-            if rest_s <= 0:
-                return
-            time.sleep(min(rest_s, 0.5))
-            self._beat()
-
-    def _record(self, plan: StepPlan, seconds: float) -> None:
-        record = record_of(plan.load, seconds)
-        self._longest_step_s = max(seconds, self._longest_step_s * 0.999)
-        if self._pace is None:
-            self._profiler.add(record)
-            if self._profiler.refit_if_due(self._clock()):
-                self._core.scheduler.profile = self._profiler.profile
-        if self._on_step is not None:
-            self._on_step(record)
-
-    def _check_idle(self) -> None:
-        """With nothing open every block must be free: a leak shows here and not weeks later."""
-        try:
-            self._core.check_integrity()
-        except IntegrityError:
-            logger.exception("KV blocks leaked")
-            raise

@@ -1,4 +1,4 @@
-"""Durations of a finished leg from a sequence's monotonic timestamps. Pure."""
+"""When a sequence ends and what its leg took. Pure."""
 
 from phasesplit_worker.requests import RequestTimings
 from phasesplit_worker.sequence import RequestKind, Sequence
@@ -25,3 +25,17 @@ def timings_of(sequence: Sequence) -> RequestTimings:
         num_preemptions=sequence.num_preemptions,
         recomputed=sequence.recomputed,
     )
+
+
+def finish_reason_of(
+    sequence: Sequence, token_id: int, eos_token_ids: frozenset[int], max_model_length: int
+) -> str | None:
+    """Why the sequence ends with `token_id`, its newest output token; None when it goes on."""
+    sampling, num_output = sequence.sampling, len(sequence.output_token_ids)
+    if num_output >= sampling.min_tokens:
+        is_eos = token_id in eos_token_ids and not sampling.ignore_eos
+        if is_eos or token_id in sampling.stop_token_ids:
+            return "stop"
+    if num_output >= sampling.max_tokens or sequence.num_tokens >= max_model_length:
+        return "length"
+    return None
