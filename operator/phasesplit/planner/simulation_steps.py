@@ -1,0 +1,75 @@
+"""Runs of equal steps in closed form: how long `n` steps take, how many fit until a time.
+
+While a batch neither gains nor loses a sequence each step is longer than the one before by the same
+amount, because every context has grown by a token. A run is therefore a quadratic in its steps.
+"""
+
+import math
+
+from phasesplit.planner.facts import StepProfile
+from phasesplit.planner.performance import MIN_CHUNK_TOKENS
+
+
+class Law:
+    """The step profile's numbers, ready for the inner loop."""
+
+    __slots__ = ("base", "context", "overlap", "pair", "sequence", "token")
+
+    def __init__(self, profile: StepProfile) -> None:
+        self.base = profile.base_s
+        self.token = profile.per_prefill_token_s
+        self.pair = profile.per_prefill_context_s
+        self.sequence = profile.per_decode_sequence_s
+        self.context = profile.per_decode_context_s
+        self.overlap = profile.overlap
+
+    def step_s(self, tokens: float, pairs: float, batch: int, contexts: float) -> float:
+        """One step."""
+        prefill = tokens * self.token + pairs * self.pair
+        decode = batch * self.sequence + contexts * self.context
+        return self.base + prefill + decode - self.overlap * (prefill if prefill < decode else decode)
+
+    def run_s(self, steps: float, tokens: float, before: float, batch: int, contexts: float) -> float:
+        """`steps` steps, each with a chunk of `tokens` (0: none) that follows the one before.
+
+        `before` are the tokens already computed of the prompt, `contexts` the sum of contexts at the
+        first step. The overlap is taken at the middle of the run.
+        """
+        grown = steps * (steps - 1) / 2
+        prefill = steps * tokens * self.token
+        if tokens:
+            prefill += self.pair * tokens * (steps * (before + tokens / 2) + grown * tokens)
+        decode = steps * batch * self.sequence + self.context * (steps * contexts + grown * batch)
+        hidden = prefill if prefill < decode else decode
+        return steps * self.base + prefill + decode - self.overlap * hidden
+
+    def steps_until(self, seconds: float, batch: int, contexts: float) -> float:
+        """Whole steps of decode alone that have begun by then: the last of them ends at or after it."""
+        a = self.context * batch / 2
+        b = self.base + batch * self.sequence + self.context * contexts - a
+        if seconds <= 0:
+            return 0.0
+        steps = seconds / b if a <= 1e-18 else (math.sqrt(b * b + 4 * a * seconds) - b) / (2 * a)
+        return float(math.ceil(steps - 1e-9))
+
+    def chunk_within(self, budget_s: float, before: float, batch: int, contexts: float) -> int:
+        """Most prompt tokens of a step within the budget; never below the smallest chunk."""
+        decode = batch * self.sequence + contexts * self.context
+        room = budget_s - self.base - decode
+        # With overlap, prefill up to the decode time is partly hidden, and hides decode beyond it.
+        if self.overlap:
+            hidden_first = self.overlap * decode
+            if room + hidden_first > decode:
+                room += hidden_first
+            elif self.overlap < 1:
+                room /= 1 - self.overlap
+            else:
+                room = decode
+        if room <= 0:
+            return MIN_CHUNK_TOKENS
+        per_token = self.token + self.pair * before
+        if self.pair <= 0:
+            tokens = room / per_token if per_token > 0 else 1e9
+        else:
+            tokens = (math.sqrt(per_token * per_token + 2 * self.pair * room) - per_token) / self.pair
+        return max(MIN_CHUNK_TOKENS, int(min(tokens, 1e9)))

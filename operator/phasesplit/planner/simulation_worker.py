@@ -1,0 +1,236 @@
+"""One simulated worker: a queue of prompts and a batch that decodes, advanced run by run.
+
+A run is a number of equal steps between two changes of the batch. The worker knows its own steps and
+KV room; who sends it work and what becomes of its results is the simulator's business.
+"""
+
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from phasesplit.planner.simulation_steps import Law
+
+
+class Prompt(NamedTuple):
+    """A prompt in a worker's queue; ordered by priority, then by arrival."""
+
+    rank: float  # minus priority
+    order: int
+    request: int  # index in the trace
+    tokens: int  # to compute
+    cached: int
+    remaining: int  # tokens to decode after the first
+
+
+class Finished(NamedTuple):
+    """What a run brought about."""
+
+    first_tokens: list[Prompt]  # prompts whose last chunk is done
+    done: list[int]  # requests that have all their tokens
+
+
+class Worker:
+    """Queue, batch and the run in progress."""
+
+    __slots__ = (
+        "batch_heap",
+        "budget_s",
+        "chunk",
+        "coming",
+        "contexts",
+        "down_until",
+        "head",
+        "head_done",
+        "joined",
+        "kv_room",
+        "law",
+        "max_num_seqs",
+        "queue",
+        "queued_tokens",
+        "reserved",
+        "run_end",
+        "run_full",
+        "run_prefill",
+        "run_start",
+        "run_steps",
+        "size",
+        "steps",
+        "version",
+        "waiting",
+    )
+
+    def __init__(
+        self, law: Law, *, chunk: int | None, budget_s: float, max_num_seqs: int, kv_room: float
+    ) -> None:
+        self.law = law
+        self.chunk = chunk
+        self.budget_s = budget_s
+        self.max_num_seqs = max_num_seqs
+        self.kv_room = kv_room
+        self.queue: list[Prompt] = []
+        self.queued_tokens = 0
+        self.head: Prompt | None = None
+        self.head_done = 0
+        # Sequences that decode: (step after which the last token is out, request, context at step 0).
+        self.batch_heap: list[tuple[float, int, float]] = []
+        self.joined: dict[int, int] = {}  # request -> KV tokens reserved
+        self.size = 0
+        self.contexts = 0.0  # sum of contexts at the present step
+        self.reserved = 0  # KV tokens promised to the sequences that decode
+        self.steps = 0.0  # steps done so far
+        self.waiting: list[tuple[int, int, int]] = []  # to decode: (request, context, remaining)
+        self.coming = 0  # sequences whose KV is on its way
+        self.run_start = 0.0
+        self.run_end = 0.0
+        self.run_steps = 0.0
+        self.run_prefill = 0  # chunk tokens of each step of the run
+        self.run_full = True  # False: a step that ends a prompt and may take several of them
+        self.version = 0
+        self.down_until = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Is a run in progress?"""
+        return self.run_steps > 0
+
+    def enqueue(self, prompt: Prompt) -> None:
+        """Add a prompt to the queue."""
+        heappush(self.queue, prompt)
+        self.queued_tokens += prompt.tokens
+
+    def has_room(self, context: int, remaining: int) -> bool:
+        """May one more sequence decode? The first always may."""
+        return not self.size or (
+            self.size < self.max_num_seqs and self.reserved + context + remaining <= self.kv_room
+        )
+
+    def admit(self) -> list[int]:
+        """Waiting sequences for which there is room start to decode, in order. Only between two runs."""
+        admitted = []
+        for request, context, remaining in self.waiting:
+            if not self.has_room(context, remaining):
+                break
+            self.size += 1
+            self.contexts += context
+            self.reserved += context + remaining
+            self.joined[request] = context + remaining
+            heappush(self.batch_heap, (self.steps + remaining, request, context - self.steps))
+            admitted.append(request)
+        del self.waiting[: len(admitted)]
+        return admitted
+
+    def interrupt(self, now: float) -> bool:
+        """End a run of decode alone at the step boundary at or after `now`. True if its end moved."""
+        if not self.run_steps or self.run_prefill:
+            return False
+        steps = self.law.steps_until(now - self.run_start, self.size, self.contexts)
+        steps = max(1.0, steps)
+        if steps >= self.run_steps:
+            return False
+        self.run_steps = steps
+        self.run_end = self.run_start + self.law.run_s(steps, 0, 0, self.size, self.contexts)
+        self.version += 1
+        return True
+
+    def begin(self, now: float) -> bool:
+        """Start the next run; False when there is nothing to do."""
+        if self.head is None and self.queue:
+            self.head = heappop(self.queue)
+            self.head_done = 0
+        self.run_start = now
+        self.version += 1
+        # A prompt whose answer would find no place in the batch waits.
+        if self.head is not None and (self.size + len(self.waiting) < self.max_num_seqs or not self.size):
+            self._begin_mixed(now, self.head)
+            return True
+        if self.size:
+            steps = self.batch_heap[0][0] - self.steps
+            self.run_steps, self.run_prefill = steps, 0
+            self.run_end = now + self.law.run_s(steps, 0, 0, self.size, self.contexts)
+            return True
+        self.run_steps = 0.0
+        return False
+
+    def first_step_s(self) -> float:
+        """The first step of the run just begun."""
+        if self.run_steps <= 1:
+            return self.run_end - self.run_start
+        before = self.head.cached + self.head_done if self.head is not None and self.run_prefill else 0
+        return self.law.run_s(1, self.run_prefill, before, self.size, self.contexts)
+
+    def _begin_mixed(self, now: float, head: Prompt) -> None:
+        before = head.cached + self.head_done
+        chunk = self.chunk or self.law.chunk_within(self.budget_s, before, self.size, self.contexts)
+        steps = float((head.tokens - self.head_done) // chunk)
+        self.run_full, self.run_prefill = steps >= 1, chunk
+        if not self.run_full:
+            self.run_steps = 1.0
+            self.run_end = now + self._last_step_s(head, chunk)
+            return
+        if self.size:
+            steps = min(steps, self.batch_heap[0][0] - self.steps)
+        self.run_steps = steps
+        self.run_end = now + self.law.run_s(steps, chunk, before, self.size, self.contexts)
+
+    def _last_step_s(self, head: Prompt, chunk: int) -> float:
+        """A step that ends the head's prompt and fills the rest of the budget from the queue."""
+        tokens = head.tokens - self.head_done
+        pairs = tokens * (head.cached + self.head_done + tokens / 2)
+        room = chunk - tokens
+        taken: list[Prompt] = []
+        while room > 0 and self.queue:
+            following = heappop(self.queue)
+            taken.append(following)
+            part = min(room, following.tokens)
+            tokens += part
+            pairs += part * (following.cached + part / 2)
+            room -= part
+        for prompt in taken:
+            heappush(self.queue, prompt)
+        return self.law.step_s(tokens, pairs, self.size, self.contexts)
+
+    def finish_run(self) -> Finished:
+        """Account for the run in progress, which has reached its end."""
+        steps = self.run_steps
+        self.steps += steps
+        self.contexts += steps * self.size
+        firsts = self._prefilled(steps) if self.run_prefill else []
+        self.run_steps = 0.0
+        done = []
+        heap = self.batch_heap
+        while heap and heap[0][0] <= self.steps + 1e-9:
+            _, request, offset = heappop(heap)
+            self.reserved -= self.joined.pop(request)
+            self.size -= 1
+            self.contexts -= offset + self.steps
+            done.append(request)
+        if not self.size:
+            self.contexts = 0.0
+        return Finished(firsts, done)
+
+    def _prefilled(self, steps: float) -> list[Prompt]:
+        room = int(steps) * self.run_prefill
+        firsts = []
+        while room > 0 and self.head is not None:
+            head = self.head
+            part = min(room, head.tokens - self.head_done)
+            self.head_done += part
+            self.queued_tokens -= part
+            room -= part
+            if self.head_done >= head.tokens:
+                firsts.append(head)
+                self.head = heappop(self.queue) if self.queue and not self.run_full else None
+                self.head_done = 0
+        return firsts
+
+    def lose_everything(self) -> list[tuple[int, int]]:
+        """The worker dies: (request, tokens still to decode; -1 for all) of everything it held."""
+        lost = [(prompt.request, -1) for prompt in self.queue]
+        if self.head is not None:
+            lost.append((self.head.request, -1))
+        lost += [(request, max(1, round(end - self.steps))) for end, request, _ in self.batch_heap]
+        lost += [(request, remaining) for request, _, remaining in self.waiting]
+        self.queue, self.head, self.head_done, self.queued_tokens = [], None, 0, 0
+        self.batch_heap, self.joined, self.waiting = [], {}, []
+        self.size, self.reserved, self.contexts, self.run_steps = 0, 0, 0.0, 0.0
+        self.version += 1
+        return sorted(lost)
