@@ -1,10 +1,12 @@
 """What is known about the links between nodes, and when to measure one on purpose. Pure.
 
-Bandwidth is bytes over the time the socket was busy; samples of the last seconds of one node pair are
-summed, so that a link that has just become slow shows at once. Samples age; a pair without a fresh one
-is probed, at no more than 1 % of the time.
+Bandwidth is bytes over the time the socket was busy. A busy processor makes a link look slower than it is,
+never faster, so the best of the last three measurements counts; a link that looks much slower than before
+is measured again at once, so that a real change shows within seconds. Samples age; a pair without a fresh
+one is probed, at no more than 1 % of the time.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,16 +15,23 @@ from phasesplit.planner.facts import LinkFacts, WorkerFacts
 
 Pair = tuple[str, str]  # node of the prefill side, node of the decode side
 
+# Measurements of one pair that are compared, each of at least so many bytes: less can hide in the buffers
+# and bursts that lie along the way.
+MEASUREMENTS = 3
+MEASUREMENT_BYTES = 1 << 20
 # Samples this far behind the newest one of a pair say nothing new.
-WINDOW_S = 5.0
+HORIZON_S = 30.0
+# A pair this much slower than before is in doubt until it has been measured often enough.
+DOUBT_SHARE = 0.5
+DOUBT_DUTY = 0.2
 # Less than this says more about latency than about bandwidth.
 MIN_BYTES = 64 << 10
 FORGET_S = 600.0
 MAX_SAMPLES_PER_PAIR = 64
 
 MIN_PROBE_BYTES = 256 << 10
-MAX_PROBE_BYTES = 1 << 20
-PROBE_TARGET_S = 0.1
+MAX_PROBE_BYTES = 2 << 20
+PROBE_TARGET_S = 0.5
 PROBE_DUTY = 0.01
 
 
@@ -42,6 +51,7 @@ class LinkBook:
     """Measurements by pair of nodes."""
 
     _pairs: dict[Pair, list[Measurement]] = field(default_factory=dict)
+    _settled: dict[Pair, float] = field(default_factory=dict)  # the last rate that was certain, bytes/s
 
     def add(self, samples: Iterable[LinkSample], now_s: float) -> None:
         """Take in samples; one that a router reports again is known already."""
@@ -60,17 +70,32 @@ class LinkBook:
         """Drop pairs that nobody has used for long."""
         for pair in [pair for pair, items in self._pairs.items() if items[-1].at_s < now_s - FORGET_S]:
             del self._pairs[pair]
+            self._settled.pop(pair, None)
 
     def facts(self, now_s: float) -> tuple[LinkFacts, ...]:
-        """The current estimate of every known pair."""
+        """The current estimate of every known pair; `settled` when it rests on enough measurements."""
         found = []
-        for (from_node, to_node), items in sorted(self._pairs.items()):
-            newest_s = items[-1].at_s
-            recent = [item for item in items if item.at_s >= newest_s - WINDOW_S]
-            busy_s = sum(item.busy_s for item in recent)
-            rate = sum(item.bytes for item in recent) / busy_s
-            found.append(LinkFacts(from_node, to_node, rate, max(0.0, now_s - newest_s)))
+        for pair, items in sorted(self._pairs.items()):
+            rates = _rates(items)
+            settled = len(rates) >= MEASUREMENTS
+            if settled:
+                self._settled[pair] = max(rates)
+            age_s = max(0.0, now_s - items[-1].at_s)
+            found.append(LinkFacts(*pair, max(rates), age_s, settled=settled))
         return tuple(found)
+
+    def is_in_doubt(self, pair: Pair) -> bool:
+        """Does the newest measurement say something else than before, and is it too early to believe it?"""
+        items = self._pairs.get(pair)
+        if not items:
+            return False
+        rates = _rates(items)
+        before = self._settled.get(pair)
+        if len(rates) < MEASUREMENTS and before is None:
+            return True
+        return rates[0] < DOUBT_SHARE * max(*rates, 0.0 if before is None else before) and (
+            len(rates) < MEASUREMENTS or rates[0] < DOUBT_SHARE * max(rates)
+        )
 
     def age_s(self, pair: Pair, now_s: float) -> float | None:
         """Age of a pair's newest measurement, None if there is none."""
@@ -115,24 +140,41 @@ def plan_probe(
 
     `sources` are ready workers of the prefill pool, `workers` those of the decode pool.
     """
-    if last is not None and now_s - last.ended_s < last.took_s / PROBE_DUTY:
-        return None
+    waited_s = math.inf if last is None else now_s - last.ended_s
+    took_s = 0.0 if last is None else last.took_s
     stale: list[tuple[float, str, str, Probe]] = []
     rates = {(fact.from_node, fact.to_node): fact.bytes_per_s for fact in book.facts(now_s)}
     for source in sources:
         for puller in workers:
             pair = (source.node, puller.node)
             age_s = book.age_s(pair, now_s)
-            if source.node == puller.node or (age_s is not None and age_s < stale_s):
+            doubt = book.is_in_doubt(pair)
+            if source.node == puller.node or waited_s < took_s / (DOUBT_DUTY if doubt else PROBE_DUTY):
+                continue
+            if not doubt and age_s is not None and age_s < stale_s:
                 continue
             size = MIN_PROBE_BYTES if last is not None and last.failed else probe_bytes(rates.get(pair))
-            order_s = -(age_s if age_s is not None else float("inf"))
+            order_s = -(age_s if age_s is not None else math.inf)
             stale.append((order_s, source.pod, puller.pod, Probe(source.pod, puller.pod, pair, size)))
     return min(stale)[3] if stale else None
 
 
+def _rates(items: Sequence[Measurement]) -> list[float]:
+    """Bytes per second of the last measurements, newest first; small samples are put together."""
+    rates: list[float] = []
+    size, busy_s = 0, 0.0
+    for item in reversed(items):
+        if item.at_s < items[-1].at_s - HORIZON_S or len(rates) == MEASUREMENTS:
+            break
+        size, busy_s = size + item.bytes, busy_s + item.busy_s
+        if size >= MEASUREMENT_BYTES:
+            rates.append(size / busy_s)
+            size, busy_s = 0, 0.0
+    return rates or [size / busy_s]
+
+
 def probe_bytes(rate: float | None) -> int:
-    """As much as takes about a tenth of a second, so that even a slow link is probed often enough."""
+    """As much as takes about half a second at most, so that even a slow link is probed often enough."""
     if rate is None:
         return MAX_PROBE_BYTES
     return int(min(MAX_PROBE_BYTES, max(MIN_PROBE_BYTES, rate * PROBE_TARGET_S)))

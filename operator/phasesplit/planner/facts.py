@@ -155,6 +155,7 @@ class LinkFacts:
     to_node: str
     bytes_per_s: float
     age_s: float = 0.0
+    settled: bool = True  # False: too few measurements to call it slow
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,7 @@ def _judge_pairs(pairs: Sequence[_Pair], need: LinkNeed, margin: float) -> LinkV
     slow_weight = sum(pair.weight for pair in slow)
     # Routers avoid a slow pair while others carry the load; the split stops when most are slow.
     degraded = 2 * slow_weight > sum(pair.weight for pair in pairs)
+    unsettled = degraded and not all(pair.link.settled for pair in slow)
     have, needed = worst.link.bytes_per_s, worst.need_bytes_per_s * margin
     verb = "carries only" if slow else "carries"
     message = (
@@ -154,6 +155,15 @@ def _judge_pairs(pairs: Sequence[_Pair], need: LinkNeed, margin: float) -> LinkV
     )
     if slow and not degraded:
         message += f"; {len(slow)} of {len(pairs)} links are too slow and routers avoid them"
+    if unsettled:
+        return LinkVerdict(
+            "Unknown",
+            Reason.NOT_MEASURED,
+            f"{message}; it is being measured again before that is believed",
+            need_bytes_per_s=needed,
+            have_bytes_per_s=have,
+            worst=worst.link,
+        )
     return LinkVerdict(
         "False" if degraded else "True",
         Reason.LINK_DEGRADED if degraded else Reason.LINK_OK,
