@@ -100,7 +100,7 @@ async def test_split_equals_colocated_equals_direct(
     usage = {"stream_options": {"include_usage": True}}
     bodies = [body_of(number) for number in range(10)] + [body_of(50 + n, **sampled) for n in range(5)]
     async with aiohttp.ClientSession() as session:
-        direct = [await run_local(session, pool["obj-decode-0"], body) for body in bodies]
+        direct = [await run_local(session, pool["obj-decode-0"], body | usage) for body in bodies]
     split = [await router.stream(body | usage) for body in bodies]
     trace = await router.trace("last")
     assert trace.prefill is not None

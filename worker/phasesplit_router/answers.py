@@ -14,8 +14,12 @@ from phasesplit_router.request import Endpoint
 Json = dict[str, Any]
 
 
+# One encoder for all chunks: `json.dumps` with separators would make one for each.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
 def _dumps(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 @dataclass(slots=True)

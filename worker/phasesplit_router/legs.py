@@ -135,7 +135,7 @@ class Leg:
                 if payload == sse.DONE:
                     self.is_done = True
                     break
-                event = json.loads(payload)
+                event = json.loads(payload.decode())
                 kind = event.get("object")
                 if kind == protocol.LEG_DONE:
                     self.report = protocol.LegReport.model_validate(event)

@@ -26,6 +26,7 @@ FAILED_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 1.0
 LATER_TIMEOUT_S = 3.0
 WATCHDOG_S = 1.0
+WAKE_S = 0.25
 BUSY_FOR_S = 30.0  # since the last request
 SILENT_FACTOR = 4  # a worker whose polls succeed may be silent this much longer
 
@@ -96,12 +97,15 @@ class Monitor:
 
     async def run_watchdog(self) -> None:
         """Break off legs that are silent for too long, for ever."""
+        checked_s = time.monotonic()
         while True:
-            await asyncio.sleep(WATCHDOG_S)
-            now_s = time.monotonic()
-            for worker in list(self._tasks):
-                self._check_legs(worker, now_s)
+            await asyncio.sleep(WAKE_S)
             self._wake()  # back-offs and slow starts end with time alone
+            now_s = time.monotonic()
+            if now_s - checked_s >= WATCHDOG_S:
+                checked_s = now_s
+                for worker in list(self._tasks):
+                    self._check_legs(worker, now_s)
 
     def _check_legs(self, worker: Worker, now_s: float) -> None:
         lives = not worker.is_down and now_s - worker.report_at_s < 2 * IDLE_INTERVAL_S

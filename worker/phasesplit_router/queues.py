@@ -22,6 +22,8 @@ from phasesplit_router.policy import Blocked, Choice, Demand, Fleet, Phase, Unav
 from phasesplit_router.quarantine import Quarantine
 from phasesplit_router.workers import Worker, WorkerBook
 
+CHECK_S = 0.25  # how often a waiting request looks whether it has waited too long
+
 
 @dataclass(eq=False, slots=True)
 class Placement:
@@ -159,7 +161,7 @@ class Queues:
         try:
             end_s = now_s + longest_s
             while not waiting.future.done():
-                await asyncio.wait([waiting.future], timeout=0.25)
+                await asyncio.wait([waiting.future], timeout=CHECK_S)
                 self._give_up(waiting, time.monotonic(), end_s, patience_s)
             placement = waiting.future.result()
         except BaseException:  # cancelled or given up: room that was granted meanwhile goes back
@@ -175,10 +177,7 @@ class Queues:
     def _give_up(self, waiting: Waiting, now_s: float, end_s: float, patience_s: float) -> None:
         if waiting.future.done():
             return
-        self.pump()
         since_s = waiting.unavailable_since_s
-        if waiting.future.done():
-            return
         if since_s is not None and now_s - since_s >= patience_s:
             raise self.no_worker()
         if now_s >= end_s:
