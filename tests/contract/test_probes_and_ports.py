@@ -52,7 +52,9 @@ async def test_worker_serves_what_is_probed_and_scraped() -> None:
 
 
 async def test_router_serves_what_is_probed_and_scraped() -> None:
-    server = RouterServer(Router(RouterSettings(object_name="chat", namespace="ai")))
+    router = Router(RouterSettings(object_name="chat", namespace="ai"))
+    server = RouterServer(router)
+    await router.close()
     served = {route.resource.canonical for route in server.app.router.routes() if route.resource}
     for workload in WORKLOADS:
         if workload["kind"] == "Deployment":
