@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from phasesplit_worker.transfer.messages import MAX_GROUP_BLOCKS, MAX_STREAMS, Pull
 
-GROUP_BYTES = 2 << 20  # of one frame: large calls, yet a block's bytes are still cached when hashed
+GROUP_BYTES = 4 << 20  # of one frame: few calls, and short of what the caches hold when it is hashed
 BYTES_PER_STREAM = 16 << 20  # a further stream is worth its thread from here on
 
 
