@@ -11,13 +11,11 @@ any more: a failed pull leaves them to be recomputed.
 """
 
 import asyncio
-import os
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from phasesplit.api.legs import KVTransferParams
 from phasesplit.api.manifest import KVManifest
@@ -39,31 +37,13 @@ from phasesplit_worker.transfer.integrity import count_blocks
 from phasesplit_worker.transfer.links import LinkBook
 from phasesplit_worker.transfer.peers import LocalIdentity, PeerBook, Quarantine
 from phasesplit_worker.transfer.pull import PullRequest, PullResult, Transport
+from phasesplit_worker.transfer.settings import TransferSettings
 from phasesplit_worker.transfer.store import KVStore
-from phasesplit_worker.transfer.stripes import choose_max_streams
 from phasesplit_worker.transfer.tcp_client import TcpPuller
 from phasesplit_worker.transfer.tcp_server import TcpServer, format_endpoint
-from phasesplit_worker.transfer.tcp_session import ServerIdentity, ServerLimits
+from phasesplit_worker.transfer.tcp_session import ServerIdentity
 
-
-@dataclass(frozen=True, kw_only=True)
-class TransferSettings:
-    """What the transfer side is told once, when the model is loaded."""
-
-    pod: str
-    node: str
-    advertised_host: str  # where peers reach this worker
-    model_fingerprint: str
-    host: str = "0.0.0.0"  # noqa: S104 a pod's own network
-    port: int = 0  # 0: any free one
-    ttl_s: float = 30.0
-    transfer_deadline_s: float | None = None  # of the transfer itself; None: from size and link
-    whole_deadline_s: float = 600.0  # of a pull, waiting for a prefill that lives included
-    max_streams: int = field(default_factory=lambda: choose_max_streams(os.cpu_count() or 1))
-    max_pulls: int = 64  # most of them wait for a prefill that computes
-    silence_s: float = 2.0
-    engine_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # changes with every start
-    server_limits: ServerLimits = field(default_factory=ServerLimits)
+__all__ = ["TransferManager", "TransferSettings"]
 
 
 def _ignore(_: object) -> None:
