@@ -10,9 +10,19 @@ from dataclasses import dataclass
 
 from phasesplit.planner.demand import ClassPrediction, Demand, Hardware, Prediction
 from phasesplit.planner.facts import StepProfile
-from phasesplit.planner.performance import chunk_pairs, decode_step_s, num_chunks, step_s
-from phasesplit.planner.queueing import poisson_share, waits
-from phasesplit.planner.serving import MAX_BATCH, Decoding, build_stream, ttft_share
+from phasesplit.planner.performance import chunk_pairs, decode_step_s, num_chunks
+from phasesplit.planner.queueing import compound_share, waits
+from phasesplit.planner.serving import (
+    MAX_BATCH,
+    Decoding,
+    build_stream,
+    mean_service_s,
+    prompt_lengths,
+    ttft_share,
+)
+
+# Gauss-Laguerre points and weights: answers whose length is geometric.
+_LENGTH_POINTS = ((0.415775, 0.711093), (2.294280, 0.278518), (6.289945, 0.010389))
 
 
 def predict_colocated(
@@ -23,37 +33,34 @@ def predict_colocated(
     overloaded = _overloaded(demands, chunk_tokens)
     if workers <= 0 and demands:
         return overloaded
-    state = _mixed_state(demands, profile, workers, chunk_tokens, hardware.kv_tokens_per_worker)
+    works = [_works(demand, profile, chunk_tokens) for demand in demands]
+    state = _mixed_state(demands, works, hardware, workers)
     if state is None:
         return overloaded
-    services = [
-        num_chunks(demand.new_tokens, chunk_tokens) * _mixed_s(demand, profile, chunk_tokens, state)
-        for demand in demands
-    ]
-    streams = [build_stream(demand, service) for demand, service in zip(demands, services, strict=True)]
+    services = [[(_work_s(profile, work, state), work.weight) for work in item] for item in works]
+    streams = [build_stream(demand, found) for demand, found in zip(demands, services, strict=True)]
     queue = waits(streams, workers)
     found = []
     for demand, service, wait in zip(demands, services, queue, strict=True):
         ttft = ttft_share(demand, wait, service, fixed_s=state.step_s / 2)
-        tpot_share = _mixed_tpot_share(demand, state)
+        tpot = _tpot_share(demand, state)
         found.append(
             ClassPrediction(
                 name=demand.name,
-                ttft_s=wait.mean_s + service + state.step_s / 2,
+                ttft_s=wait.mean_s + mean_service_s(service) + state.step_s / 2,
                 tpot_s=state.mean_step_s,
-                attainment=ttft * tpot_share,
+                attainment=ttft * tpot,
                 ttft_attainment=ttft,
-                tpot_attainment=tpot_share,
+                tpot_attainment=tpot,
                 second_token_gap_s=state.mean_step_s,
-                meets=ttft * tpot_share >= demand.share,
+                meets=ttft * tpot >= demand.share,
             )
         )
     load = sum(stream.rate_per_s * stream.mean_s for stream in streams)
-    room = state.batch * state.context_tokens / hardware.kv_tokens_per_worker
     return Prediction(
         classes=tuple(found),
         prefill_utilisation=load / workers if workers else 0.0,
-        decode_utilisation=room,
+        decode_utilisation=state.batch * state.context_tokens / hardware.kv_tokens_per_worker,
         batch=state.batch,
         meets=all(item.meets for item in found),
         chunk_tokens=chunk_tokens,
@@ -69,65 +76,79 @@ def _overloaded(demands: Sequence[Demand], chunk_tokens: int) -> Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class _Work:
+    """One of the prompts that stand for a class: its steps, and its own seconds in them."""
+
+    steps: int
+    prefill_s: float  # over all steps, without base and decode
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Mixed:
     """The steady state of one colocated worker."""
 
     batch: float
     context_tokens: float
     step_s: float  # a step that only decodes
-    mixed_s: float  # a step that also carries a chunk
+    longest_step_s: float  # a step that also carries a full chunk
     mean_step_s: float
     prompts_per_s: float
-    chunks_per_prompt: float
+    # Of the prompts that arrive: share, seconds in prefill, seconds added to the decoding of the others.
+    disturbances: tuple[tuple[float, float, float], ...]
     decoding: Decoding
 
 
-def _mixed_s(demand: Demand, profile: StepProfile, chunk_tokens: int, state: _Mixed) -> float:
-    return _mixed_step(demand, profile, chunk_tokens, state.batch, state.context_tokens)
-
-
-def _mixed_step(
-    demand: Demand, profile: StepProfile, chunk_tokens: int, batch: float, context_tokens: float
-) -> float:
-    steps = num_chunks(demand.new_tokens, chunk_tokens)
-    return step_s(
-        profile,
-        prefill_tokens=demand.new_tokens / steps,
-        prefill_pairs=chunk_pairs(demand.new_tokens, demand.cached_tokens) / steps,
-        decode_sequences=batch,
-        decode_context_tokens=batch * context_tokens,
+def _works(demand: Demand, profile: StepProfile, chunk_tokens: int) -> tuple[_Work, ...]:
+    return tuple(
+        _Work(
+            num_chunks(new, chunk_tokens),
+            new * profile.per_prefill_token_s + chunk_pairs(new, cached) * profile.per_prefill_context_s,
+            weight,
+        )
+        for new, cached, weight in prompt_lengths(demand)
     )
 
 
+def _work_s(profile: StepProfile, work: _Work, state: _Mixed) -> float:
+    """Seconds until the prompt is done, the batch decoding in each of its steps."""
+    decode_s = state.step_s - profile.base_s
+    return work.steps * state.step_s + _extra_s(profile, work, decode_s)
+
+
+def _extra_s(profile: StepProfile, work: _Work, decode_s: float) -> float:
+    """What the prompt adds to steps that would decode anyway."""
+    return work.prefill_s - profile.overlap * min(work.prefill_s, work.steps * decode_s)
+
+
 def _mixed_state(
-    demands: Sequence[Demand], profile: StepProfile, workers: int, chunk_tokens: int, kv_tokens: float
+    demands: Sequence[Demand], works: Sequence[Sequence[_Work]], hardware: Hardware, workers: int
 ) -> _Mixed | None:
     """Fixed point of batch and step time; None when the workers cannot keep up."""
+    profile = hardware.decode_profile
     rate = sum(demand.rate_per_s for demand in demands)
     if rate <= 0:
         alone = decode_step_s(profile, 1, 0)
         idle = Decoding(0.0, alone, 0.0, profile.base_s, 0.0, 0.0)
-        return _Mixed(0.0, 0.0, alone, alone, alone, 0.0, 1.0, idle)
+        return _Mixed(0.0, 0.0, alone, alone, alone, 0.0, (), idle)
     tokens_per_s = sum(d.rate_per_s * d.decode_steps for d in demands) / workers
-    context = sum(d.rate_per_s * d.context_tokens for d in demands) / rate
-    chunks = sum(d.rate_per_s * num_chunks(d.new_tokens, chunk_tokens) for d in demands) / rate
+    context = sum(d.rate_per_s * d.decode_steps * d.context_tokens for d in demands)
+    context = context / (tokens_per_s * workers) if tokens_per_s > 0 else 0.0
+    weighted = [
+        (demand.rate_per_s / rate * work.weight, work)
+        for demand, item in zip(demands, works, strict=True)
+        for work in item
+    ]
+    steps_per_s = rate / workers * sum(share * work.steps for share, work in weighted)
     slope_s = decode_step_s(profile, 1, context) - profile.base_s
     batch = 0.0
-    step = mixed = mean = decode_step_s(profile, 1, context)
     for _ in range(60):
-        step = decode_step_s(profile, 1 + batch, context)
-        weighted = [
-            d.rate_per_s
-            * num_chunks(d.new_tokens, chunk_tokens)
-            * _mixed_step(d, profile, chunk_tokens, batch + 1, context)
-            for d in demands
-        ]
-        mixed = sum(weighted) / (rate * chunks)
-        mixed_steps_per_s = rate * chunks / workers
-        busy = mixed_steps_per_s * mixed
+        step = profile.base_s + (1 + batch) * slope_s
+        extra = sum(share * _extra_s(profile, work, step - profile.base_s) for share, work in weighted)
+        busy = steps_per_s * step + rate / workers * extra
         if busy >= 1:
             return None
-        mean = 1 / (mixed_steps_per_s + (1 - busy) / step)
+        mean = 1 / (steps_per_s + (1 - busy) / step)
         following = tokens_per_s * mean
         if following > MAX_BATCH:
             return None
@@ -136,23 +157,51 @@ def _mixed_state(
         batch = following
     else:
         return None
-    if batch * context >= kv_tokens:
+    if batch * context >= hardware.kv_tokens_per_worker:
         return None
-    decoding = Decoding(batch, step, slope_s, profile.base_s, context, 0.0)
-    return _Mixed(batch, context, step, mixed, mean, rate / workers, chunks, decoding)
+    decode_s = step - profile.base_s
+    extras = [(share, work.steps, _extra_s(profile, work, decode_s)) for share, work in weighted]
+    return _Mixed(
+        batch=batch,
+        context_tokens=context,
+        step_s=step,
+        longest_step_s=step + max(extra_s / steps for _, steps, extra_s in extras),
+        mean_step_s=mean,
+        prompts_per_s=rate / workers,
+        disturbances=tuple((share, steps * step + extra_s, extra_s) for share, steps, extra_s in extras),
+        decoding=Decoding(batch, step, slope_s, profile.base_s, context, 0.0),
+    )
 
 
-def _mixed_tpot_share(demand: Demand, state: _Mixed) -> float:
+def _tpot_share(demand: Demand, state: _Mixed) -> float:
     """Share of requests whose TPOT holds, as prompts that arrive while it decodes slow some steps."""
     if demand.decode_steps <= 0:
         return 1.0
     by_batch = state.decoding.share_within(demand.tpot_s)
-    extra_s = state.mixed_s - state.step_s
-    if extra_s <= 0 or state.mixed_s <= demand.tpot_s:
+    if state.longest_step_s <= demand.tpot_s:
         return by_batch
-    if state.step_s > demand.tpot_s:
+    spare_s = demand.tpot_s - state.step_s
+    if spare_s < 0:
         return 0.0
-    slow_steps = (demand.tpot_s - state.step_s) / extra_s * demand.decode_steps
-    prompts = slow_steps / state.chunks_per_prompt
-    arriving = state.prompts_per_s * demand.decode_steps * state.mean_step_s
-    return by_batch * poisson_share(arriving, prompts)
+    share = 0.0
+    for factor, weight in _LENGTH_POINTS:
+        steps = max(1.0, demand.decode_steps * factor)
+        share += weight * _undisturbed_share(state, steps * state.mean_step_s, spare_s * steps)
+    return by_batch * share
+
+
+def _undisturbed_share(state: _Mixed, window_s: float, spare_s: float) -> float:
+    """Chance that prefills overlapping a window add no more than `spare_s` to it.
+
+    A prefill of S seconds overlaps a window of D when it begins within D + S; by then in full, or in
+    part at either end.
+    """
+    rate = mean = second = 0.0
+    for share, prefill_s, extra_s in state.disturbances:
+        arriving = state.prompts_per_s * share
+        short, long = min(prefill_s, window_s), max(prefill_s, window_s)
+        slowing = extra_s / prefill_s
+        rate += arriving * (prefill_s + window_s)
+        mean += arriving * prefill_s * window_s * slowing
+        second += arriving * short * short * (long - short / 3) * slowing * slowing
+    return compound_share(rate, mean / rate, second / rate, spare_s) if rate > 0 else 1.0

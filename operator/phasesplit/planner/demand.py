@@ -26,6 +26,7 @@ class Demand:
     priority: int = 0
     cached_tokens: float = 0.0
     prompt_variation: float = _DEFAULT_VARIATION
+    output_variation: float = 1.0  # as of a geometric distribution
 
     @property
     def new_tokens(self) -> float:
@@ -39,8 +40,8 @@ class Demand:
 
     @property
     def context_tokens(self) -> float:
-        """Mean context while decoding."""
-        return self.prompt_tokens + self.output_tokens / 2
+        """Mean context over the time spent decoding, in which long answers weigh more."""
+        return self.prompt_tokens + self.output_tokens * (1 + self.output_variation) / 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,37 @@ def poisson_share(mean: float, count: float) -> float:
     return min(1.0, total + (min(count, 1000.0) - whole) * following)
 
 
+def compound_share(rate: float, mean: float, second_moment: float, limit: float) -> float:
+    """Chance that a Poisson number of amounts sums to at most `limit`; a gamma beside the atom at 0."""
+    if limit < 0:
+        return 0.0
+    none = math.exp(-rate)
+    if rate <= 0 or mean <= 0 or none > 1 - 1e-9:
+        return 1.0
+    total = rate * mean / (1 - none)
+    square = (rate * second_moment + (rate * mean) ** 2) / (1 - none)
+    variance = max(1e-12 * total * total, square - total * total)
+    return none + (1 - none) * gamma_share(total * total / variance, limit * total / variance)
+
+
+def gamma_share(shape: float, limit: float) -> float:
+    """Chance that a gamma of unit scale stays within `limit`; Wilson and Hilferty's cube root if large."""
+    if limit <= 0:
+        return 0.0
+    if shape > 100:
+        cube = (limit / shape) ** (1 / 3)
+        return normal_share((cube - 1 + 1 / (9 * shape)) * 3 * math.sqrt(shape))
+    term = math.exp(shape * math.log(limit) - limit - math.lgamma(shape + 1)) if limit < 700 else 0.0
+    if term == 0.0:
+        return 1.0 if limit > shape else 0.0
+    total, index = term, 0
+    while term > 1e-12 * total and index < 2000:
+        index += 1
+        term *= limit / (shape + index)
+        total += term
+    return min(1.0, total)
+
+
 def normal_share(deviations: float) -> float:
     """Chance that a standard normal stays within that many deviations."""
     return 0.5 * (1 + math.erf(deviations / math.sqrt(2)))

@@ -9,8 +9,14 @@ from phasesplit.planner.facts import StepProfile
 from phasesplit.planner.performance import decode_step_s
 from phasesplit.planner.queueing import Stream, Wait, normal_share
 
-# Midpoints of five equal shares of a standard normal.
-_NORMAL_POINTS = (-1.2816, -0.5244, 0.0, 0.5244, 1.2816)
+# Gauss-Hermite points and weights: exact for the moments of a log-normal that matter here.
+_NORMAL_POINTS = (
+    (-2.856970, 0.011257),
+    (-1.355626, 0.222076),
+    (0.0, 0.533333),
+    (1.355626, 0.222076),
+    (2.856970, 0.011257),
+)
 # A batch seen over a request's life varies less than at one instant.
 _BATCH_AVERAGING = 2.0 / 3.0
 MAX_BATCH = 4096.0
@@ -63,17 +69,30 @@ def predict_decoding(
     return Decoding(batch, seen_s, slope_s, profile.base_s, context, max(busy, room))
 
 
-def ttft_share(demand: Demand, wait: Wait, mean_service_s: float, fixed_s: float = 0.0) -> float:
-    """Share within the TTFT target, over the spread of prompt lengths and of waits."""
+def prompt_lengths(demand: Demand) -> tuple[tuple[float, float, float], ...]:
+    """(new tokens, cached tokens, weight): prompts that stand for the class's distribution."""
     sigma = math.sqrt(math.log(1 + demand.prompt_variation))
-    shares = [
-        wait.share_within(
-            demand.ttft_s - fixed_s - mean_service_s * math.exp(sigma * point - sigma * sigma / 2)
-        )
-        for point in _NORMAL_POINTS
-    ]
-    return sum(shares) / len(shares)
+    factors = [(math.exp(sigma * point - sigma * sigma / 2), weight) for point, weight in _NORMAL_POINTS]
+    return tuple(
+        (max(1.0, demand.new_tokens * factor), demand.cached_tokens * factor, weight)
+        for factor, weight in factors
+    )
 
 
-def build_stream(demand: Demand, mean_s: float) -> Stream:
-    return Stream(demand.rate_per_s, mean_s, mean_s * mean_s * (1 + demand.prompt_variation), demand.priority)
+Services = Sequence[tuple[float, float]]  # (seconds, weight)
+
+
+def mean_service_s(services: Services) -> float:
+    """Mean over the prompts that stand for a class."""
+    return sum(seconds * weight for seconds, weight in services)
+
+
+def ttft_share(demand: Demand, wait: Wait, services: Services, fixed_s: float = 0.0) -> float:
+    """Share within the TTFT target, over the spread of prompt lengths and of waits."""
+    return sum(weight * wait.share_within(demand.ttft_s - fixed_s - seconds) for seconds, weight in services)
+
+
+def build_stream(demand: Demand, services: Services) -> Stream:
+    """A class as the arrivals of a station."""
+    second = sum(seconds * seconds * weight for seconds, weight in services)
+    return Stream(demand.rate_per_s, mean_service_s(services), second, demand.priority)

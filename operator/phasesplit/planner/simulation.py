@@ -219,11 +219,10 @@ class _Simulator:
         if chosen is None:
             return
         arrival = self._trace[request]
-        left = arrival.output_tokens if remaining < 0 else remaining
-        tokens = arrival.prompt_tokens + arrival.output_tokens - left
+        tokens = arrival.prompt_tokens + arrival.output_tokens - remaining
         rank = -self._given.classes[arrival.class_index].priority
         self._result.num_replays += 1
-        self._send(now, chosen, Prompt(rank, request, request, tokens, 0, left - 1))
+        self._send(now, chosen, Prompt(rank, request, request, tokens, 0, remaining - 1))
 
 
 def make_workers(given: Simulation) -> list[Worker]:

@@ -38,6 +38,7 @@ class Worker:
         "coming",
         "contexts",
         "down_until",
+        "ending",
         "head",
         "head_done",
         "joined",
@@ -70,6 +71,7 @@ class Worker:
         self.queued_tokens = 0
         self.head: Prompt | None = None
         self.head_done = 0
+        self.ending: list[Prompt] = []  # prompts that the step in progress completes
         # Sequences that decode: (step after which the last token is out, request, context at step 0).
         self.batch_heap: list[tuple[float, int, float]] = []
         self.joined: dict[int, int] = {}  # request -> KV tokens reserved
@@ -164,28 +166,33 @@ class Worker:
         self.run_full, self.run_prefill = steps >= 1, chunk
         if not self.run_full:
             self.run_steps = 1.0
-            self.run_end = now + self._last_step_s(head, chunk)
+            self.run_end = now + self._allot_last_step(head, chunk)
             return
         if self.size:
             steps = min(steps, self.batch_heap[0][0] - self.steps)
         self.run_steps = steps
         self.run_end = now + self.law.run_s(steps, chunk, before, self.size, self.contexts)
 
-    def _last_step_s(self, head: Prompt, chunk: int) -> float:
-        """A step that ends the head's prompt and fills the rest of the budget from the queue."""
-        tokens = head.tokens - self.head_done
-        pairs = tokens * (head.cached + self.head_done + tokens / 2)
-        room = chunk - tokens
-        taken: list[Prompt] = []
-        while room > 0 and self.queue:
-            following = heappop(self.queue)
-            taken.append(following)
-            part = min(room, following.tokens)
-            tokens += part
-            pairs += part * (following.cached + part / 2)
-            room -= part
-        for prompt in taken:
-            heappush(self.queue, prompt)
+    def _allot_last_step(self, head: Prompt, chunk: int) -> float:
+        """A step that ends the head's prompt and fills the rest of the budget from the queue.
+
+        What it carries is settled now: prompts that come while it runs wait for the next. Gives the
+        step's duration.
+        """
+        tokens, pairs, room = 0, 0.0, chunk
+        self.ending = []
+        following: Prompt | None = head
+        done = self.head_done
+        while following is not None:
+            part = min(room, following.tokens - done)
+            pairs += part * (following.cached + done + part / 2)
+            tokens, room, done = tokens + part, room - part, done + part
+            if done < following.tokens:
+                break
+            self.ending.append(following)
+            following, done = (heappop(self.queue) if self.queue and room else None), 0
+        self.head, self.head_done = following, done
+        self.queued_tokens -= tokens
         return self.law.step_s(tokens, pairs, self.size, self.contexts)
 
     def finish_run(self) -> Finished:
@@ -208,25 +215,25 @@ class Worker:
         return Finished(firsts, done)
 
     def _prefilled(self, steps: float) -> list[Prompt]:
-        room = int(steps) * self.run_prefill
-        firsts = []
-        while room > 0 and self.head is not None:
-            head = self.head
-            part = min(room, head.tokens - self.head_done)
-            self.head_done += part
-            self.queued_tokens -= part
-            room -= part
-            if self.head_done >= head.tokens:
-                firsts.append(head)
-                self.head = heappop(self.queue) if self.queue and not self.run_full else None
-                self.head_done = 0
-        return firsts
+        if not self.run_full:
+            return self.ending
+        head = self.head
+        if head is None:
+            return []
+        tokens = int(steps) * self.run_prefill
+        self.head_done += tokens
+        self.queued_tokens -= tokens
+        if self.head_done < head.tokens:
+            return []
+        self.head, self.head_done = None, 0
+        return [head]
 
     def lose_everything(self) -> list[tuple[int, int]]:
-        """The worker dies: (request, tokens still to decode; -1 for all) of everything it held."""
-        lost = [(prompt.request, -1) for prompt in self.queue]
-        if self.head is not None:
-            lost.append((self.head.request, -1))
+        """The worker dies: (request, tokens still to come) of everything it held."""
+        prompts = [*self.queue, *([self.head] if self.head is not None else [])]
+        if self.run_steps and self.run_prefill and not self.run_full:
+            prompts += self.ending
+        lost = [(prompt.request, prompt.remaining + 1) for prompt in prompts]
         lost += [(request, max(1, round(end - self.steps))) for end, request, _ in self.batch_heap]
         lost += [(request, remaining) for request, _, remaining in self.waiting]
         self.queue, self.head, self.head_done, self.queued_tokens = [], None, 0, 0

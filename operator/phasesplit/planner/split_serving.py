@@ -8,33 +8,37 @@ import math
 from collections.abc import Sequence
 
 from phasesplit.planner.demand import ClassPrediction, Demand, Hardware, Prediction
+from phasesplit.planner.facts import StepProfile
 from phasesplit.planner.performance import exposed_transfer_s, num_chunks, prefill_chunk_tokens, prefill_s
 from phasesplit.planner.queueing import waits
-from phasesplit.planner.serving import build_stream, predict_decoding, ttft_share
+from phasesplit.planner.serving import (
+    build_stream,
+    mean_service_s,
+    predict_decoding,
+    prompt_lengths,
+    ttft_share,
+)
 
 
 def predict_split(
     demands: Sequence[Demand], hardware: Hardware, prefill_workers: int, decode_workers: int
 ) -> Prediction:
     """What that many prefill and decode workers would do."""
-    profile = hardware.prefill_profile
-    chunks = [prefill_chunk_tokens(profile, demand.prompt_tokens) for demand in demands]
-    services = [
-        prefill_s(profile, demand.prompt_tokens, chunk, cached_tokens=demand.cached_tokens)
-        for demand, chunk in zip(demands, chunks, strict=True)
-    ]
-    streams = [build_stream(demand, service) for demand, service in zip(demands, services, strict=True)]
+    services = [_services(hardware.prefill_profile, demand) for demand in demands]
+    streams = [build_stream(demand, found) for demand, found in zip(demands, services, strict=True)]
     queue = waits(streams, prefill_workers)
     decoding = predict_decoding(
         demands, hardware.decode_profile, decode_workers, hardware.kv_tokens_per_worker
     )
     free_link = _free_link_bytes_per_s(demands, hardware, decode_workers)
     found = []
-    for demand, chunk, service, wait in zip(demands, chunks, services, queue, strict=True):
+    for demand, service, wait in zip(demands, services, queue, strict=True):
+        mean_s = mean_service_s(service)
+        chunk = prefill_chunk_tokens(hardware.prefill_profile, demand.prompt_tokens)
         exposed_s = exposed_transfer_s(
             demand.prompt_tokens * hardware.kv_bytes_per_token,
             free_link,
-            prefill_seconds=service,
+            prefill_seconds=mean_s,
             chunks=num_chunks(demand.new_tokens, chunk),
         )
         # The first token is out before the transfer ends: what is exposed lies in the second gap.
@@ -44,7 +48,7 @@ def predict_split(
         found.append(
             ClassPrediction(
                 name=demand.name,
-                ttft_s=wait.mean_s + service,
+                ttft_s=wait.mean_s + mean_s,
                 tpot_s=decoding.step_s + per_token_s,
                 attainment=ttft * tpot_share,
                 ttft_attainment=ttft,
@@ -60,6 +64,22 @@ def predict_split(
         decode_utilisation=decoding.utilisation,
         batch=decoding.batch,
         meets=all(item.meets for item in found),
+    )
+
+
+def _services(profile: StepProfile, demand: Demand) -> tuple[tuple[float, float], ...]:
+    """Seconds of prefill of the prompts that stand for the class."""
+    return tuple(
+        (
+            prefill_s(
+                profile,
+                new + cached,
+                prefill_chunk_tokens(profile, new + cached),
+                cached_tokens=cached,
+            ),
+            weight,
+        )
+        for new, cached, weight in prompt_lengths(demand)
     )
 
 
