@@ -16,6 +16,7 @@ from phasesplit.planner.performance import prefill_chunk_tokens, prefill_s
 from phasesplit.planner.scaling_types import ScalingInput, ScalingMemory, ScalingPoint
 from phasesplit.planner.split_serving import predict_split
 
+PLANNED_LOAD = 0.9  # of what meets the targets: predictions are a few percent off, queues steep there
 SURVIVOR_LOAD = 0.8  # survivors of a shrink must carry the load at this share of what they can
 _TREND_WINDOW_S = 300.0
 _MAX_FORECAST = 2.0  # times the present rate
@@ -80,7 +81,7 @@ def find_need(given: ScalingInput, memory: ScalingMemory) -> WorkerNeed:
     if hardware is None:
         unknown = Need(0, 0, feasible=True)
         return WorkerNeed(unknown, unknown, urgent=False, known=False, detail="no worker has a step profile")
-    now = _need(given, scale_demands(demands, forecast_factor(given)), hardware)
+    now = _need(given, scale_demands(demands, forecast_factor(given) / PLANNED_LOAD), hardware)
     keep = _need(given, scale_demands(demands, 1 / SURVIVOR_LOAD), hardware)
     detail = "" if now.feasible else describe_infeasible(demands, hardware)
     raised = _raised_by_queues(given, demands, hardware, now)

@@ -118,13 +118,13 @@ def test_queue_beyond_the_budget_acts_at_once() -> None:
 
 
 def test_role_switch_comes_before_a_replica() -> None:
-    heavy = load(8.0, mean_prompt_tokens=3000, mean_output_tokens=10)
-    decision = plan_scaling(situation(8.0, 3, 3, loads=(heavy,)))
+    heavy = load(9.0, mean_prompt_tokens=3000, mean_output_tokens=10)
+    decision = plan_scaling(situation(9.0, 3, 3, loads=(heavy,)))
     assert counts(decision) == (3, 3)
     assert decision.reason is Reason.ROLE_SWITCH
     assert list(decision.roles.values()).count(Role.PREFILL) >= 4
     assert decision.roles["m-decode-2"] is Role.PREFILL
-    fixed = plan_scaling(situation(8.0, 3, 3, loads=(heavy,), role_switching=RoleSwitching.DISABLED))
+    fixed = plan_scaling(situation(9.0, 3, 3, loads=(heavy,), role_switching=RoleSwitching.DISABLED))
     assert fixed.advice[Pool.PREFILL] > 3
     assert fixed.roles["m-decode-2"] is Role.DECODE
 
