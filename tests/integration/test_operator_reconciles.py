@@ -150,7 +150,7 @@ def test_what_another_owner_holds_is_not_touched(s: Stage) -> None:
     assert s.kubectl.get("configmap", "taken-routing", "-n", s.namespace)["data"] == {"mine": "yes"}
     assert s.kubectl.find("statefulset", "taken-decode", "-n", s.namespace) is None
     s.kubectl("delete", "configmap", "taken-routing", "-n", s.namespace)
-    s.wait_condition("taken", "Ready", "True", timeout_s=70)
+    s.wait_condition("taken", "Ready", "True")
 
 
 def test_a_bad_image_is_told_in_ten_seconds_and_never_blocks_its_correction(s: Stage) -> None:

@@ -25,6 +25,7 @@ class VolumeReader:
         self._nodes = nodes
         self._monotonic = monotonic
         self._known: dict[tuple[str, str], tuple[float, frozenset[str] | None]] = {}
+        self._modes: dict[tuple[str, str], tuple[float, tuple[str, ...]]] = {}
 
     async def allowed_nodes(self, pods: Iterable[Manifest]) -> dict[str, frozenset[str]]:
         """By pod name: the nodes on which all its volumes can be mounted. Free pods are left out."""
@@ -39,6 +40,19 @@ class VolumeReader:
                 if nodes is not None:
                     allowed[name] = allowed[name] & nodes if name in allowed else nodes
         return allowed
+
+    async def access_modes(self, namespace: str, claim: str) -> tuple[str, ...]:
+        """Access modes of a claim; none when it does not exist (yet) or may not be read."""
+        known = self._modes.get((namespace, claim))
+        if known is not None and self._monotonic() - known[0] < _KEPT_S:
+            return known[1]
+        try:
+            body = await self._cluster.find(PERSISTENT_VOLUME_CLAIM, namespace, claim)
+        except ForbiddenError:
+            body = None
+        modes = tuple(((body or {}).get("spec") or {}).get("accessModes") or ())
+        self._modes[namespace, claim] = (self._monotonic(), modes)
+        return modes
 
     async def _nodes_of(self, namespace: str, claim: str) -> frozenset[str] | None:
         known = self._known.get((namespace, claim))

@@ -10,9 +10,9 @@ from phasesplit.cluster.client import Cluster
 from phasesplit.cluster.kinds import CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, SERVICE, STATEFUL_SET
 from phasesplit.cluster.snapshot import ClusterState, Snapshot
 from phasesplit.operator.apply import Change, ChildWriter
-from phasesplit.operator.decide import Decisions
 from phasesplit.operator.memory import ObjectMemory
 from phasesplit.operator.observation import Observation
+from phasesplit.operator.situation import Decisions
 from phasesplit.resources.children import (
     build_accepted_revision,
     build_children,

@@ -4,7 +4,7 @@ Here its inputs are put together and its answers fitted into one desired state.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 from phasesplit.api import names
@@ -12,8 +12,7 @@ from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
 from phasesplit.api.quantities import parse_quantity
 from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
-from phasesplit.api.v1alpha1 import Binding, DisaggregatedModelSpec, Manifest, Mode
-from phasesplit.cluster.snapshot import Snapshot
+from phasesplit.api.v1alpha1 import Binding, Mode
 from phasesplit.operator import metrics, table
 from phasesplit.operator.facts import (
     bound_nodes,
@@ -25,9 +24,10 @@ from phasesplit.operator.facts import (
 from phasesplit.operator.memory import ObjectMemory, restore_mode
 from phasesplit.operator.observation import Observation
 from phasesplit.operator.placing import Placer, PlacingInput
+from phasesplit.operator.situation import Decisions, Situation
 from phasesplit.planner.facts import LinkFacts, LoadFacts, NodeFacts, PodFacts, StepProfile, WorkerFacts
 from phasesplit.planner.metrics_health import judge_metrics
-from phasesplit.planner.metrics_types import MetricsInput, MetricsVerdict, Permission, QueryError
+from phasesplit.planner.metrics_types import MetricsInput, MetricsVerdict, Permission
 from phasesplit.planner.mode import decide_mode
 from phasesplit.planner.mode_types import ModeDecision, ModeInput, PoolPresence
 from phasesplit.planner.placement import binding_for
@@ -37,51 +37,6 @@ from phasesplit.planner.scaling import plan_scaling
 from phasesplit.planner.scaling_types import PoolBounds, ScalingDecision, ScalingInput
 
 _CAUSES = frozenset({Reason.LINK_DEGRADED, Reason.POOL_UNAVAILABLE, Reason.MISMATCH, Reason.COLOCATED_BETTER})
-
-
-@dataclass(frozen=True)
-class MetricsState:
-    """How the Prometheus of an object is doing."""
-
-    configured: bool
-    error: QueryError | None = None
-    error_detail: str = ""
-    failing_s: float = 0.0
-    scrape_interval_s: float = 15.0
-    asked: bool = True  # False: not a single round since this copy started
-
-
-@dataclass(frozen=True)
-class Situation:
-    """Everything a pass knows."""
-
-    now_s: float
-    snapshot: Snapshot
-    spec: DisaggregatedModelSpec
-    observation: Observation
-    live_table: RoutingTable | None
-    metrics: MetricsState
-    other_pods: Sequence[Manifest]  # every unfinished pod that is not a worker of this object
-    pod_specs: Mapping[Pool, Manifest]  # of the finished templates
-    allowed_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)  # volumes: pod -> nodes
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """The desired state, with reasons."""
-
-    plan: PlacementPlan
-    mode: ModeDecision
-    scaling: ScalingDecision
-    metrics: MetricsVerdict
-    table: RoutingTable
-    gated: Mapping[Pool, bool]
-    classes: tuple[LatencyClass, ...]
-    loads: tuple[LoadFacts, ...]
-    links: tuple[LinkFacts, ...]
-    pods: tuple[PodFacts, ...]
-    nodes: tuple[NodeFacts, ...]
-    workers: tuple[WorkerFacts, ...]
 
 
 def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:

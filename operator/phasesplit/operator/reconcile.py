@@ -9,48 +9,38 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from phasesplit.api import names
-from phasesplit.api.conditions import Condition, ConditionType, Reason
+from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import RoutingTable, ServedMode
 from phasesplit.api.v1alpha1 import DisaggregatedModelSpec, Manifest, ScalingPolicy
-from phasesplit.cluster.client import Cluster
+from phasesplit.api.validation import find_claim_problem
 from phasesplit.cluster.errors import InvalidError
-from phasesplit.cluster.events import EventWriter, Notice
 from phasesplit.cluster.kinds import CONFIG_MAP, CONTROLLER_REVISION
 from phasesplit.cluster.snapshot import ClusterState, Key, ModelView, Snapshot
-from phasesplit.cluster.status_writer import compare, is_worth_writing
 from phasesplit.cluster.usage import OtherPods
 from phasesplit.cluster.volumes import VolumeReader
-from phasesplit.operator import transitions
 from phasesplit.operator.accept import Chosen, choose_spec, last_accepted, refuse
 from phasesplit.operator.apply import OwnedByAnotherError
 from phasesplit.operator.children import ChildrenWriter, Written
-from phasesplit.operator.conditions import Progress, build_conditions, decided_conditions, slo_condition
-from phasesplit.operator.decide import Decisions, MetricsState, Situation, decide
+from phasesplit.operator.decide import decide
 from phasesplit.operator.memory import Memories, ObjectMemory
 from phasesplit.operator.observation import Observation, observe
 from phasesplit.operator.placement_binding import find_stuck, plan_releases
 from phasesplit.operator.placing import Placer
 from phasesplit.operator.pods import PodActor
 from phasesplit.operator.prober import Prober
+from phasesplit.operator.report import Reporter
 from phasesplit.operator.rollout import RolloutStep, plan_rollout
 from phasesplit.operator.secrets import SecretReader
 from phasesplit.operator.settings import OperatorSettings
-from phasesplit.operator.status import (
-    StatusInput,
-    build_refused_status,
-    build_status,
-    from_rfc3339,
-    read_conditions,
-)
-from phasesplit.operator.table import changed_fields
+from phasesplit.operator.situation import Decisions, MetricsState, Situation
 from phasesplit.resources.children import template_hash
 from phasesplit.resources.context import BuildContext, ImageSettings
 from phasesplit.resources.pods import build_worker_template
 
 logger = logging.getLogger(__name__)
 
-_REFUSED_AGAIN_S = 30.0
+_REFUSED_AGAIN_S = 10.0
 _EAGER_S, _PATIENT_S = 60.0, 8.0
 
 
@@ -58,11 +48,10 @@ _EAGER_S, _PATIENT_S = 60.0, 8.0
 class Collaborators:
     """Everything a pass talks to."""
 
-    cluster: Cluster
     state: ClusterState
     children: ChildrenWriter
     pods: PodActor
-    events: EventWriter
+    reporter: Reporter
     secrets: SecretReader
     prober: Prober
     others: OtherPods
@@ -128,6 +117,8 @@ class Reconciler:
         observation = observe(snapshot, memory.answers, hashes, managed=managed)
         situation = await self._situation(snapshot, spec, context, observation)
         decisions = decide(situation, memory, self._with.placer)
+        if chosen.is_current:
+            await self._check_claim(spec, decisions, observation)
         written = Written()
         rollout = RolloutStep()
         if not spec.paused:
@@ -139,10 +130,8 @@ class Reconciler:
         snapshot = self._with.state.snapshot(model)
         observation = observe(snapshot, memory.answers, hashes, managed=managed)
         after = replace(situation, snapshot=snapshot, observation=observation)
-        progress = self._progress(memory, observation, situation, rollout)
-        status = self._status(after, chosen, decisions, memory, progress)
-        await self._write_status(model, memory, status)
-        await self._tell(model, situation.live_table, decisions, written)
+        await self._with.reporter.report(after, chosen, decisions, memory, rollout)
+        await self._with.reporter.tell(model, situation.live_table, decisions, written)
         return self._next_pass_s(snapshot, memory, decisions, token)
 
     async def _situation(
@@ -169,6 +158,21 @@ class Reconciler:
             allowed_nodes=await self._with.volumes.allowed_nodes(snapshot.worker_pods()),
         )
 
+    async def _check_claim(
+        self, spec: DisaggregatedModelSpec, decisions: Decisions, observation: Observation
+    ) -> None:
+        """Raises InvalidError for a claim that the chosen nodes cannot share."""
+        volume = spec.model.source.volume
+        if volume is None:
+            return
+        modes = await self._with.volumes.access_modes(decisions.table.namespace, volume.claim_name)
+        planned = {node for nodes in decisions.plan.nodes.values() for node in nodes if node is not None}
+        bound = {node for pool in observation.pools.values() for node in pool.nodes}
+        workers = sum(len(nodes) for nodes in decisions.plan.nodes.values())
+        problem = find_claim_problem(spec, modes, planned | bound, workers)
+        if problem is not None:
+            raise InvalidError(problem.message)
+
     async def _act_on_pods(
         self, snapshot: Snapshot, decisions: Decisions, observation: Observation
     ) -> RolloutStep:
@@ -183,122 +187,9 @@ class Reconciler:
         await self._with.pods.delete(key, pods, step.delete, step.message)
         return step
 
-    def _progress(
-        self, memory: ObjectMemory, observation: Observation, situation: Situation, rollout: RolloutStep
-    ) -> Progress:
-        signature = (situation.snapshot.model.generation, *observation.progress)
-        if memory.progress_at_s is None:
-            memory.progress, memory.progress_at_s = signature, _waiting_since(situation)
-        elif memory.progress != signature:
-            memory.progress, memory.progress_at_s = signature, situation.now_s
-        return Progress(
-            paused=situation.spec.paused,
-            rollout_message=rollout.message,
-            stuck_s=situation.now_s - memory.progress_at_s,
-            deadline_s=situation.spec.rollout.progress_deadline_seconds,
-        )
-
-    def _status(
-        self,
-        situation: Situation,
-        chosen: Chosen,
-        decisions: Decisions,
-        memory: ObjectMemory,
-        progress: Progress,
-    ) -> Manifest:
-        observation = situation.observation
-        serves = observation.ready_workers > 0 and observation.router_ready > 0
-        decided = decided_conditions(
-            decisions.plan,
-            decisions.mode,
-            decisions.metrics,
-            slo_condition(decisions.classes, decisions.loads),
-        )
-        model = situation.snapshot.model
-        if not situation.metrics.asked:
-            decided = _keep(decided, ConditionType.METRICS_AVAILABLE, model.status)
-        conditions = build_conditions(
-            model.generation,
-            chosen.acceptance,
-            observation,
-            progress,
-            decided,
-            serving=decisions.mode.serving,
-        )
-        ready = next(item for item in conditions if item.type is ConditionType.READY)
-        memory.settled = ready.status == "True"
-        table = situation.live_table if situation.spec.paused else decisions.table
-        return build_status(
-            StatusInput(
-                now_s=situation.now_s,
-                generation=model.generation,
-                spec=situation.spec,
-                observation=observation,
-                mode=decisions.mode,
-                scaling=decisions.scaling,
-                plan=decisions.plan,
-                conditions=conditions,
-                loads=decisions.loads,
-                links=decisions.links,
-                transport=memory.links.transport(),
-                served=table.mode if serves and table is not None else None,
-            ),
-            model.status,
-        )
-
     async def _refuse(self, model: ModelView, memory: ObjectMemory, chosen: Chosen) -> float:
-        """Nothing can be served from this spec: say so, touch nothing."""
-        acceptance = chosen.acceptance
-        conditions = [
-            Condition(
-                type=kind,
-                status=status,
-                reason=acceptance.reason,
-                message=acceptance.message,
-                observed_generation=model.generation,
-            )
-            for kind, status in (
-                (ConditionType.ACCEPTED, "False"),
-                (ConditionType.READY, "False"),
-                (ConditionType.STALLED, "True"),
-                (ConditionType.RECONCILING, "False"),
-            )
-        ]
-        status = build_refused_status(model.generation, conditions, model.status, self._with.wall_clock())
-        await self._write_status(model, memory, status)
+        await self._with.reporter.refuse(model, memory, chosen)
         return _REFUSED_AGAIN_S
-
-    async def _write_status(self, model: ModelView, memory: ObjectMemory, status: Manifest) -> None:
-        now_s = self._with.wall_clock()
-        change = compare(model.status, status)
-        since_s = now_s - memory.status_written_at_s
-        if not is_worth_writing(change, busy=bool(memory.flowing), since_last_write_s=since_s):
-            return
-        body = await self._with.cluster.write_status(
-            model.namespace, model.name, model.uid, status, manager=names.FIELD_MANAGER
-        )
-        memory.status_written_at_s = now_s
-        self._with.state.wrote_status(model.key, body)
-        for notice in transitions.condition_notices(model.status, status):
-            await self._notify(model, notice)
-
-    async def _tell(
-        self, model: ModelView, before: RoutingTable | None, decisions: Decisions, written: Written
-    ) -> None:
-        notices = transitions.drift_notices([*written.children, *written.scales])
-        scales = [change for change in written.scales if not change.drift]
-        notices += transitions.scale_notices(scales, decisions.scaling)
-        if written.table_changed:
-            fields = changed_fields(before, decisions.table)
-            logger.info("%s/%s: routing table %d: %s", *model.key, decisions.table.version, fields)
-            switch = transitions.mode_notice(before.mode if before is not None else None, decisions.mode)
-            notices += [switch] if switch is not None else []
-        for notice in notices:
-            await self._notify(model, notice)
-
-    async def _notify(self, model: ModelView, notice: Notice) -> None:
-        logger.info("%s/%s: %s: %s", *model.key, notice.reason, notice.note)
-        await self._with.events.write(model.namespace, model.name, model.uid, notice)
 
     def _next_pass_s(
         self, snapshot: Snapshot, memory: ObjectMemory, decisions: Decisions, token: str
@@ -356,18 +247,3 @@ def read_table(config_map: Manifest | None) -> RoutingTable | None:
     except ValueError:
         logger.warning("the live routing table cannot be read; it is written anew")
         return None
-
-
-def _keep(decided: list[Condition], kind: ConditionType, status: Manifest) -> list[Condition]:
-    """The condition as it was written last, where this copy knows nothing newer yet."""
-    before = {condition.type: condition for condition in read_conditions(status)}
-    return [before.get(kind, item) if item.type is kind else item for item in decided]
-
-
-def _waiting_since(situation: Situation) -> float:
-    """After a restart of the operator: since when the object has been on its way."""
-    for condition in read_conditions(situation.snapshot.model.status):
-        if condition.type is ConditionType.RECONCILING and condition.status == "True":
-            since_s = from_rfc3339(condition.last_transition_time)
-            return since_s if since_s is not None else situation.now_s
-    return situation.now_s

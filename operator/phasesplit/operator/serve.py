@@ -42,6 +42,7 @@ from phasesplit.operator.registry import (
     INDEX_PODS,
     build_registry,
 )
+from phasesplit.operator.report import Reporter
 from phasesplit.operator.secrets import SecretReader
 from phasesplit.operator.settings import OperatorSettings
 from phasesplit.operator.tick import MetricsTick
@@ -110,11 +111,10 @@ class Operator:
         prober = Prober(RouterClient(self._session), WorkerAdmin(self._session), self._wake, time.time)
         reconciler = Reconciler(
             Collaborators(
-                cluster=self._cluster,
                 state=state,
                 children=ChildrenWriter(self._cluster, state),
                 pods=PodActor(self._cluster, time.monotonic),
-                events=EventWriter(self._cluster, identity()),
+                reporter=Reporter(self._cluster, state, EventWriter(self._cluster, identity()), time.time),
                 secrets=secrets,
                 prober=prober,
                 others=OtherPods(self._cluster, self._settings.watch_namespace, time.monotonic),

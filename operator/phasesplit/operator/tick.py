@@ -12,12 +12,12 @@ from phasesplit.api.v1alpha1 import DisaggregatedModelSpec
 from phasesplit.cluster.errors import ClusterError
 from phasesplit.cluster.prometheus import Answer, Endpoint, PrometheusReader
 from phasesplit.cluster.snapshot import ClusterState, Key
-from phasesplit.operator.decide import MetricsState
 from phasesplit.operator.memory import Memories
 from phasesplit.operator.metrics import build_queries
 from phasesplit.operator.queue import WorkQueue
 from phasesplit.operator.secrets import SecretReader
 from phasesplit.operator.settings import OperatorSettings
+from phasesplit.operator.situation import MetricsState
 
 logger = logging.getLogger(__name__)
 

@@ -21,10 +21,11 @@ from phasesplit.api.routing import RoutingTable, ServedMode
 from phasesplit.api.v1alpha1 import DisaggregatedModelSpec
 from phasesplit.cluster.router_client import RouterAnswer
 from phasesplit.cluster.snapshot import Snapshot
-from phasesplit.operator.decide import Decisions, MetricsState, Situation, decide
+from phasesplit.operator.decide import decide
 from phasesplit.operator.memory import ObjectMemory
 from phasesplit.operator.observation import observe
 from phasesplit.operator.placing import Placer
+from phasesplit.operator.situation import Decisions, MetricsState, Situation
 
 NODE_OF = {Pool.PREFILL: "a", Pool.DECODE: "b"}
 LAYOUT = KVLayout(num_layers=30, num_kv_heads=3, head_dim=64, block_size=16, dtype="float32")
