@@ -171,11 +171,16 @@ async def test_a_broken_file_leaves_the_last_table_in_force() -> None:
 async def test_sigterm_finishes_streams_and_takes_nothing_new() -> None:
     async with running_site(flags=("--drain-s", "10")) as site:
         router = site.router
-        site.decodes[0].token_s = 0.15
+        site.decodes[0].token_s = 0.6
         stream = asyncio.create_task(router.stream(router.chat_body(QUESTION)))
         await asyncio.sleep(0.4)
         router.terminate()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.3)
+        async with router.session.get(router.url + "/ready") as response:
+            assert response.status == 503
+        # Whoever has not heard yet that the pod is leaving is still served.
+        assert (await router.stream(router.chat_body(QUESTION, max_tokens=1))).done
+        await asyncio.sleep(2.2)
         with pytest.raises(OSError):
             await _new_connection(router.port)
         seen = await stream

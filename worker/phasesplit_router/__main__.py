@@ -17,6 +17,8 @@ from phasesplit_router.snapshot import Discovery
 
 logger = logging.getLogger("phasesplit_router")
 
+LEAVING_S = 2.0
+
 
 def main() -> None:
     """Entry point."""
@@ -63,6 +65,9 @@ async def serve(settings: RouterSettings) -> None:
     # Neither discovery nor the watchdog ever ends by itself: if one does, its error ends the process.
     await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
     failed = [task for task in background if task.done()]
+    server.is_leaving = True
+    # Clients are still sent here until every node has heard that this pod is leaving.
+    await asyncio.sleep(LEAVING_S)
     server.is_draining = True
     await site.stop()
     if runner.server is not None:

@@ -60,6 +60,7 @@ class RouterServer:
         self._keys = ApiKeys(router.settings.api_keys_dir)
         self._admin = AdminToken(router.settings.admin_token)
         self._ids: set[str] = set()
+        self.is_leaving = False  # not ready any more, but requests that still arrive are served
         self.is_draining = False
         self.app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
         self.app.add_routes(
@@ -199,7 +200,7 @@ class RouterServer:
 
     async def _ready(self, _: web.Request) -> web.Response:
         """Ready once the table was read. Never depends on workers."""
-        if self.is_draining:
+        if self.is_leaving:
             raise unavailable("The router is shutting down.", 1.0)
         if self._router.book.table is None:
             raise self._router.queues.no_worker()
