@@ -17,6 +17,7 @@ from phasesplit.planner.demand import Demand, Hardware, Prediction, build_demand
 from phasesplit.planner.links import MAX_AGE_S
 from phasesplit.planner.mode_types import LinkVerdict, ModeInput
 from phasesplit.planner.performance import decode_step_s, prefill_s
+from phasesplit.planner.replay import ReplayOutcome
 
 MIN_SAMPLES = 20  # steps behind a profile
 MIN_REQUESTS = 20  # finished requests behind a load
@@ -37,11 +38,14 @@ class Evidence:
     uncertainty: float  # relative, of either figure
     interference: float  # share of decode tokens late because their step carried prefill
     throttled: bool  # the colocated budget holds prefill back
+    replay: ReplayOutcome | None = None  # where there is one, it decides instead of the closed form
     free_split_goodput_per_s: float | None = None  # were transfers free; asked where the link is slow
 
     @property
     def gain_percent(self) -> float:
         """Lower bound of the split over the upper bound of colocated."""
+        if self.replay is not None:
+            return self.replay.gain_low_percent
         if not self.feasible:
             return self._advantage_percent(self.split.attainment, self.colocated.attainment)
         return self._advantage_percent(self.split_goodput_per_s, self.colocated_goodput_per_s)
@@ -56,6 +60,8 @@ class Evidence:
     @property
     def loss_percent(self) -> float:
         """Lower bound of colocated over the upper bound of the split."""
+        if self.replay is not None:
+            return -self.replay.gain_high_percent
         if not self.feasible:
             return self._advantage_percent(self.colocated.attainment, self.split.attainment)
         return self._advantage_percent(self.colocated_goodput_per_s, self.split_goodput_per_s)
@@ -65,6 +71,11 @@ class Evidence:
         if high <= 0:
             return 0.0 if low <= 0 else math.inf
         return (low / high - 1) * 100
+
+    @property
+    def colocated_meets(self) -> bool:
+        """Does colocated meet every target at the present load?"""
+        return self.replay.colocated.meets if self.replay is not None else self.colocated.meets
 
     @property
     def feasible(self) -> bool:
@@ -132,6 +143,7 @@ def gather_evidence(given: ModeInput, link: LinkVerdict) -> Evidence | None:
         given.chunk_tokens,
         given.interference,
         link_is_slow=link.status == "False",
+        replayed=given.replay,
     )
 
 
@@ -143,6 +155,7 @@ def compare(
     measured_interference: float | None = None,
     *,
     link_is_slow: bool = False,
+    replayed: ReplayOutcome | None = None,
 ) -> Evidence:
     """Both ways on equal workers, each at its own best setting."""
     free = replace(hardware, link_bytes_per_s=math.inf) if link_is_slow else None
@@ -167,6 +180,7 @@ def compare(
         uncertainty=min(0.1, residual / 4),
         interference=interference,
         throttled=_is_throttled(demands, hardware, colocated),
+        replay=replayed,
     )
 
 

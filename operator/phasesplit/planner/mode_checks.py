@@ -12,6 +12,7 @@ from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
 from phasesplit.planner.evidence import MIN_REQUESTS, Evidence, has_traffic, is_measured
 from phasesplit.planner.mode_types import LinkVerdict, ModeInput
+from phasesplit.planner.replay import ReplayOutcome
 from phasesplit.planner.text import count_of, format_percent, format_seconds
 
 INTERFERENCE_NOISE = 0.01
@@ -154,7 +155,7 @@ def check_targets_missed(situation: Situation) -> Finding | None:
         and load.attainment < targets.get(load.class_name, 0.0)
         for load in given.loads
     )
-    if missed or not evidence.colocated.meets:
+    if missed or not evidence.colocated_meets:
         return None
     return Finding(
         Reason.TARGETS_MET,
@@ -181,6 +182,8 @@ def check_link_suffices(situation: Situation) -> Finding | None:
     if situation.link.status == "Unknown":
         return Finding(Reason.NOT_YET_MEASURED, situation.link.message)
     evidence = situation.evidence
+    if evidence is not None and evidence.replay is not None:
+        return _check_replayed_gap(situation, evidence.replay)
     targets = {item.name: item.tpot_s for item in situation.given.classes}
     for found in evidence.split.classes if evidence else ():
         if found.second_token_gap_s > targets.get(found.name, math.inf):
@@ -191,6 +194,18 @@ def check_link_suffices(situation: Situation) -> Finding | None:
                 f"{format_seconds(targets[found.name])}",
             )
     return None
+
+
+def _check_replayed_gap(situation: Situation, found: ReplayOutcome) -> Finding | None:
+    loosest_s = max(item.tpot_s for item in situation.given.classes)
+    gap_s = found.split.second_token_gap_p99_s
+    if not gap_s > loosest_s:
+        return None
+    return Finding(
+        Reason.LINK_TOO_SLOW,
+        f"one second token in a hundred would come after {format_seconds(gap_s)} or later, the TPOT "
+        f"target is {format_seconds(loosest_s)}",
+    )
 
 
 ADOPTION: tuple[Check, ...] = (
@@ -209,6 +224,8 @@ ADOPTION: tuple[Check, ...] = (
 
 def describe_gain(evidence: Evidence, minimum_percent: float) -> str:
     """Both predictions in one sentence."""
+    if evidence.replay is not None:
+        return _describe_replay(evidence.replay, minimum_percent)
     if not evidence.feasible:
         return (
             f"no plan meets the targets on {count_of(evidence.workers, 'worker')} at any rate: at "
@@ -220,6 +237,15 @@ def describe_gain(evidence: Evidence, minimum_percent: float) -> str:
         f"{evidence.split_goodput_per_s:.3g} requests/s in target "
         f"({evidence.prefill_workers} prefill), colocated {evidence.colocated_goodput_per_s:.3g}: "
         f"{_percent(evidence.gain_percent)} against the {minimum_percent:.3g} % asked for"
+    )
+
+
+def _describe_replay(found: ReplayOutcome, minimum_percent: float) -> str:
+    return (
+        f"of the last {count_of(found.requests, 'request')} the split would have kept "
+        f"{found.split.attained_per_s:.3g}/s in target, colocated {found.colocated.attained_per_s:.3g}/s: "
+        f"{_percent(found.gain_percent)} ({_percent(found.gain_low_percent)} at least) against the "
+        f"{minimum_percent:.3g} % asked for"
     )
 
 

@@ -8,6 +8,7 @@ from phasesplit.api.names import Pool
 from phasesplit.api.routing import LatencyClass, ServedMode
 from phasesplit.api.v1alpha1 import Fallback, Mode
 from phasesplit.planner.facts import LinkFacts, LoadFacts, StepProfile, WorkerFacts
+from phasesplit.planner.replay import ReplayOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class ModeInput:
     dwell_s: float = 600.0
     minimum_gain_percent: float = 5.0
     chunk_tokens: int | None = None
+    replay: ReplayOutcome | None = None  # fresh: the last window served again, both ways
     interference: float | None = None  # share of decode tokens late because their step carried prefill
     memory: ModeMemory = field(default_factory=ModeMemory)
 
