@@ -73,7 +73,7 @@ def load_model(config: WorkerConfig, *, reference: bool = False) -> LoadedModel:
             reference=reference,
         )
         max_model_length = _max_model_length(config, model_config)
-        num_blocks = _num_blocks(config, layout, device, max_model_length)
+        num_blocks = _num_blocks(config, layout, device, max_model_length, weights_bytes)
         kv_cache = KVCache(layout, num_blocks, device)
         scale = _scale(model_config, layout.head_dim)
         routine = PagedAttention.native_routine(device)
@@ -190,8 +190,10 @@ def _max_model_length(config: WorkerConfig, model_config: Any) -> int:
     return config.max_model_length
 
 
-def _num_blocks(config: WorkerConfig, layout: KVLayout, device: torch.device, max_model_length: int) -> int:
-    budget = memory.kv_budget_bytes(device, config.kv_memory_fraction, config.kv_cache_bytes)
+def _num_blocks(
+    config: WorkerConfig, layout: KVLayout, device: torch.device, max_model_length: int, weights_bytes: int
+) -> int:
+    budget = memory.kv_budget_bytes(device, config.kv_memory_fraction, config.kv_cache_bytes, weights_bytes)
     useful_tokens = config.max_num_seqs * max_model_length
     num_blocks = min(budget // layout.bytes_per_block, -(-useful_tokens // layout.block_size))
     least = -(-min(_MIN_KV_TOKENS, max_model_length) // layout.block_size)

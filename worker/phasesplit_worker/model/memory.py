@@ -7,6 +7,7 @@ import torch
 # Without a container limit a CPU worker shares the machine with others: no more KV than this
 # unless `--kv-cache-bytes` says otherwise.
 MAX_UNLIMITED_CPU_KV_BYTES = 4 << 30
+ACTIVATION_BYTES = 256 << 20
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -31,11 +32,17 @@ def available_bytes(device: torch.device) -> int:
     return min(available, max(limit - used, 0))
 
 
-def kv_budget_bytes(device: torch.device, fraction: float, asked_bytes: int | None) -> int:
-    """Bytes for the KV cache after the weights have been loaded."""
+def kv_budget_bytes(
+    device: torch.device, fraction: float, asked_bytes: int | None, weights_bytes: int = 0
+) -> int:
+    """Bytes for the KV cache when the weights have been read but not yet been put into their final form.
+
+    That takes up to a second copy for a while, and steps need room for activations.
+    """
     if asked_bytes is not None:
         return asked_bytes
-    budget = int(available_bytes(device) * fraction)
+    free_bytes = available_bytes(device) - weights_bytes - ACTIVATION_BYTES
+    budget = max(0, int(free_bytes * fraction))
     if device.type == "cpu" and container_limit_bytes() is None:
         return min(budget, MAX_UNLIMITED_CPU_KV_BYTES)
     return budget
