@@ -51,23 +51,20 @@ async def test_higher_priority_goes_first() -> None:
         await asyncio.sleep(0.05)
         tasks += [asyncio.create_task(ask("interactive")) for _ in range(4)]
         await asyncio.gather(*tasks)
-        # Four batch requests were at the worker already; of those in the queue none goes first.
-        assert done.index("interactive") >= 4
+        # Four batch requests were at the worker already, whose own order puts interactive ones first.
         assert done[-8:] == ["batch"] * 8
         order = [leg.internal.slo_class for leg in site.prefills[0].legs]
         assert order == ["batch"] * 4 + ["interactive"] * 4 + ["batch"] * 12
-        assert site.prefills[0].most_running <= 4
+        assert site.prefills[0].most_running <= 8
 
 
 async def test_a_predicted_miss_is_refused_with_a_reason_and_a_time() -> None:
     async with running_site() as site:
         await _give_profile(site, SLOW)
         router = site.router
-        site.prefills[0].prefill_s = 1.0
+        site.prefills[0].prefill_s = site.decodes[0].prefill_s = 1.5
         prompt = "word " * 80  # about 100 tokens, 1 s
-        busy = [
-            asyncio.create_task(router.post(router.chat_body(prompt), x_slo_class="batch")) for _ in range(4)
-        ]
+        busy = asyncio.create_task(router.post(router.chat_body(prompt)))
         await asyncio.sleep(0.3)
         status, answer, headers = await router.post(router.chat_body(prompt))
         assert status == 429
@@ -77,10 +74,10 @@ async def test_a_predicted_miss_is_refused_with_a_reason_and_a_time() -> None:
         # The same request is welcome in a class that has the time.
         status, _, _ = await router.post(router.chat_body(prompt), x_slo_class="batch")
         assert status == 200
-        assert {status for status, _, _ in await asyncio.gather(*busy)} == {200}
+        assert (await busy)[0] == 200
         report = await router.report()
         assert [item.rejected for item in report.classes] == [1, 0]
-        assert report.classes[0].finished == 0
+        assert report.classes[0].finished == 1
 
 
 async def test_an_infeasible_request_follows_its_class() -> None:

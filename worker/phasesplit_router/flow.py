@@ -124,6 +124,7 @@ class Flow:
             output_tokens=self._services.lengths.expected_output_tokens(request.max_tokens),
             ttft_s=latency_class.ttft_s,
             tpot_s=latency_class.tpot_s,
+            priority=latency_class.priority,
             is_replay=sent > 0,
             fingerprint=self._fingerprint,
             avoid=frozenset(self._avoid),
@@ -133,7 +134,6 @@ class Flow:
         record = self._record
         placement, waits_s = await self._services.queues.place(
             self.demand(),
-            self._request.latency_class,
             deadline_s=record.arrival_s + self._request.latency_class.ttft_s,
             patience_s=RETRY_PATIENCE_S if self._attempt else NEW_PATIENCE_S,
             longest_s=LONGEST_QUEUE_S,

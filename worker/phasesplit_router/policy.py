@@ -20,6 +20,8 @@ from phasesplit_router import predict
 LOCAL_GAIN = 0.8
 LOCAL_GAIN_OF_TARGET = 0.1
 LOCAL_GAIN_S = 0.05
+MIN_PREFILLS = 2  # one computed, one ready to follow
+PREFILL_AHEAD_S = 0.5  # predicted work that may wait inside a worker
 TIE = 0.05  # predictions closer than this are equal
 TIE_S = 0.01
 
@@ -55,6 +57,9 @@ class WorkerView:
     prefill_queue_s: float = 0.0  # predicted prefill work ahead
     num_prefills: int = 0
     max_prefills: int = 4
+    # The same by priority, as (priority, number, seconds): a worker takes the highest first, so work
+    # of lower priority is not ahead of a request.
+    prefills_by_priority: tuple[tuple[int, int, float], ...] = ()
     num_decodes: int = 0
     max_decodes: int = 64
     context_tokens: int = 0  # of the sequences being decoded
@@ -62,10 +67,19 @@ class WorkerView:
     kv_free_tokens: int | None = None  # None: unknown
     kv_bytes_per_token: int = 0
 
-    @property
-    def has_prefill_room(self) -> bool:
-        """May another prompt be sent to it now."""
-        return self.num_prefills < self.max_prefills
+    def wait_s(self, demand: "Demand") -> float:
+        """Prefill work that the worker would do before this request's."""
+        lower_s = sum(
+            seconds for priority, _, seconds in self.prefills_by_priority if priority < demand.priority
+        )
+        return max(0.0, self.prefill_queue_s - lower_s)
+
+    def has_prefill_room(self, demand: "Demand") -> bool:
+        """May another prompt be sent to it now, so that order is kept in the router's queue."""
+        lower = sum(number for priority, number, _ in self.prefills_by_priority if priority < demand.priority)
+        enough = predict.is_measured(self.profile) and self.wait_s(demand) >= PREFILL_AHEAD_S
+        limit = min(self.max_prefills, MIN_PREFILLS) if enough else self.max_prefills
+        return self.num_prefills - lower < limit and self.num_prefills < 2 * self.max_prefills
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds to prefill so many tokens here, beside the sequences that decode."""
@@ -103,6 +117,7 @@ class Demand:
     output_tokens: int
     ttft_s: float
     tpot_s: float
+    priority: int = 0
     is_replay: bool = False
     fingerprint: str | None = None  # of the worker that made the tokens sent so far
     avoid: frozenset[str] = frozenset()  # pods that have just failed this request
@@ -183,7 +198,7 @@ def _split(demand: Demand, fleet: Fleet, pairs: list[tuple[WorkerView, WorkerVie
     if local is not None:
         return local
     scored = [(sum(cost), p, d) for cost, p, d in costs]
-    prefill_open = [item for item in scored if item[1].has_prefill_room]
+    prefill_open = [item for item in scored if item[1].has_prefill_room(demand)]
     if not prefill_open:
         return Blocked(Phase.PREFILL)
     open_pairs = [item for item in prefill_open if item[2].has_decode_room(demand)]
@@ -212,10 +227,10 @@ def _faster_local(
     limit_s = min(LOCAL_GAIN * pair_s, pair_s - max(LOCAL_GAIN_S, LOCAL_GAIN_OF_TARGET * demand.ttft_s))
     best: Choice | None = None
     for worker in dict.fromkeys(decodes):
-        if not (predict.is_measured(worker.profile) and worker.has_prefill_room):
+        if not (predict.is_measured(worker.profile) and worker.has_prefill_room(demand)):
             continue
         own_s = worker.prefill_s(demand.prompt_tokens)
-        local_s = worker.prefill_queue_s + own_s
+        local_s = worker.wait_s(demand) + own_s
         harmless = worker.num_decodes == 0 or own_s <= 0.5 * min(worker.tightest_tpot_s, demand.tpot_s)
         if local_s > limit_s or not harmless or not worker.has_decode_room(demand):
             continue
@@ -246,20 +261,20 @@ def _pair_cost(demand: Demand, fleet: Fleet, prefill: WorkerView, decode: Worker
     own_s = prefill.prefill_s(demand.prompt_tokens)
     kv_bytes = demand.prompt_tokens * prefill.kv_bytes_per_token
     exposed_s = predict.exposed_transfer_s(kv_bytes, fleet.links.get((prefill.node, decode.node)), own_s)
-    return PairCost(prefill.prefill_queue_s, own_s, exposed_s)
+    return PairCost(prefill.wait_s(demand), own_s, exposed_s)
 
 
 def _single(demand: Demand, workers: list[WorkerView], reason: LocalReason | None) -> Decision:
     if not workers:
         return Unavailable()
-    prefill_open = [worker for worker in workers if worker.has_prefill_room]
+    prefill_open = [worker for worker in workers if worker.has_prefill_room(demand)]
     if not prefill_open:
         return Blocked(Phase.PREFILL)
     open_workers = [worker for worker in prefill_open if worker.has_decode_room(demand)]
     if not open_workers:
         return Blocked(Phase.DECODE)
     scored = [
-        (worker.prefill_queue_s + worker.prefill_s(demand.prompt_tokens), worker, worker)
+        (worker.wait_s(demand) + worker.prefill_s(demand.prompt_tokens), worker, worker)
         for worker in open_workers
     ]
     score, worker, _ = min(

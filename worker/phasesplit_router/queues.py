@@ -13,10 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from phasesplit.api.names import Role
-from phasesplit.api.routing import LatencyClass, ServedMode
-from phasesplit_router import predict
-from phasesplit_router.admission import Outlook
+from phasesplit.api.routing import ServedMode
+from phasesplit_router.admission import Outlook, forecast
 from phasesplit_router.errors import ApiError, unavailable
 from phasesplit_router.policy import Blocked, Choice, Demand, Fleet, Phase, Unavailable, choose
 from phasesplit_router.quarantine import Quarantine
@@ -40,7 +38,7 @@ class Placement:
     _in_decode: bool = False
 
     def __post_init__(self) -> None:
-        self._prefiller.begin_prefill(self.demand.prompt_tokens)
+        self._prefiller.begin_prefill(self.demand.prompt_tokens, self.demand.priority)
         self.decode.kv_tokens += self.demand.kv_tokens
         if self.prefill is not None:
             self._begin_decode()
@@ -62,7 +60,7 @@ class Placement:
         """The prefill is done: its room is free for the next prompt."""
         if self._in_prefill:
             self._in_prefill = False
-            self._prefiller.end_prefill(self.demand.prompt_tokens)
+            self._prefiller.end_prefill(self.demand.prompt_tokens, self.demand.priority)
             if self.prefill is None:
                 self._begin_decode()
             self._on_change(self)
@@ -73,7 +71,7 @@ class Placement:
             return
         self.is_released = True
         if self._in_prefill:
-            self._prefiller.end_prefill(self.demand.prompt_tokens)
+            self._prefiller.end_prefill(self.demand.prompt_tokens, self.demand.priority)
         if self._in_decode:
             self.decode.end_decode(self.demand.prompt_tokens, self.demand.tpot_s)
         self.decode.kv_tokens -= self.demand.kv_tokens
@@ -85,7 +83,6 @@ class Waiting:
     """One request in the queues."""
 
     demand: Demand
-    priority: int
     deadline_s: float  # arrival + TTFT target
     order: int
     future: asyncio.Future[Placement]
@@ -98,7 +95,7 @@ class Waiting:
     @property
     def key(self) -> tuple[int, int, float, int]:
         """Sorts first what goes first: class priority, then replays, then the earliest deadline."""
-        return (-self.priority, 0 if self.demand.is_replay else 1, self.deadline_s, self.order)
+        return (-self.demand.priority, 0 if self.demand.is_replay else 1, self.deadline_s, self.order)
 
     def enter(self, phase: Phase, now_s: float) -> None:
         """Note which gate it waits at, so that waiting is accounted to the right phase."""
@@ -136,7 +133,6 @@ class Queues:
     async def place(
         self,
         demand: Demand,
-        latency_class: LatencyClass,
         *,
         deadline_s: float,
         patience_s: float,
@@ -149,7 +145,6 @@ class Queues:
         now_s = time.monotonic()
         waiting = Waiting(
             demand=demand,
-            priority=latency_class.priority,
             deadline_s=deadline_s,
             order=next(self._order),
             future=asyncio.get_running_loop().create_future(),
@@ -249,33 +244,14 @@ class Queues:
             self.decode_seconds += 0.1 * (held_s - self.decode_seconds)
         self.wake()
 
-    def outlook(self, demand: Demand, priority: int, now_s: float) -> Outlook:
+    def outlook(self, demand: Demand, now_s: float) -> Outlook:
         """What a request arriving now has to expect, for admission."""
-        fleet = self.fleet(now_s)
-        prefillers = [w for w in fleet.workers if w.role is not Role.DECODE] or list(fleet.workers)
-        decoders = [w for w in fleet.workers if w.role is not Role.PREFILL] or list(fleet.workers)
-        ahead = [item for item in self._waiting if item.priority >= priority]
-        if not prefillers or not decoders:
-            return Outlook(
-                is_measured=False,
-                prefill_wait_s=0.0,
-                decode_wait_s=0.0,
-                own_prefill_s=0.0,
-                num_queued=len(self._waiting),
-                max_queued=self.max_queued,
-            )
-        queued_s = sum(prefillers[0].prefill_s(item.demand.prompt_tokens) for item in ahead)
-        least_s = min(worker.prefill_queue_s for worker in prefillers)
-        own_s = min(worker.prefill_s(demand.prompt_tokens) for worker in prefillers)
-        decode_wait_s = 0.0
-        if not any(worker.has_decode_room(demand) for worker in decoders):
-            running = sum(worker.num_decodes for worker in decoders)
-            decode_wait_s = self.decode_seconds * (len(ahead) + 1) / max(1, running)
-        return Outlook(
-            is_measured=all(predict.is_measured(worker.profile) for worker in prefillers),
-            prefill_wait_s=least_s + queued_s / len(prefillers),
-            decode_wait_s=decode_wait_s,
-            own_prefill_s=own_s,
+        ahead = [item.demand for item in self._waiting if item.demand.priority >= demand.priority]
+        return forecast(
+            demand,
+            self.fleet(now_s),
+            ahead,
+            decode_hold_s=self.decode_seconds,
             num_queued=len(self._waiting),
             max_queued=self.max_queued,
         )

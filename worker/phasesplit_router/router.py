@@ -85,7 +85,7 @@ class Router:
 
     def admit(self, demand: Demand, latency_class: LatencyClass) -> ApiError | None:
         """The refusal a new request gets, if any."""
-        outlook = self.queues.outlook(demand, latency_class.priority, time.monotonic())
+        outlook = self.queues.outlook(demand, time.monotonic())
         return admission.refuse(latency_class, outlook)
 
     def _open_leg(self, worker: Worker, path: str, body: bytes, headers: dict[str, str]) -> Leg:
@@ -143,8 +143,8 @@ class Router:
                     output_tokens=self.services.lengths.expected_output_tokens(None),
                     ttft_s=item.ttft_s,
                     tpot_s=item.tpot_s,
+                    priority=item.priority,
                 ),
-                item.priority,
                 now_s,
             ).wait_s
             for item in table.classes

@@ -16,8 +16,7 @@ from phasesplit_router.policy import WorkerView
 from phasesplit_router.snapshot import Address, Snapshot
 
 MAX_PREFILLS = 8  # legs with their prefill ahead, per worker; more wait in the router's queue
-MIN_PREFILLS = 2  # one computed, one ready to follow
-PREFILL_AHEAD_S = 0.5  # predicted work that may wait inside a worker
+UNMEASURED_PREFILLS = 4  # the same while nothing is known of a worker's speed
 MAX_DECODES = 64
 FAILED_POLLS = 4
 ALIVE_S = 5.0  # a leg that had a byte this recently shows that its worker lives
@@ -54,8 +53,8 @@ class Worker:
     avoid_until_s: float = 0.0  # after failed legs
     failures: int = 0  # in a row
     legs: set[OpenLeg] = field(default_factory=set)
-    num_prefills: int = 0
-    prefill_tokens: int = 0
+    prefills: Counter[int] = field(default_factory=Counter)  # number by priority
+    prompt_tokens: Counter[int] = field(default_factory=Counter)  # of these
     num_decodes: int = 0
     context_tokens: int = 0
     kv_tokens: int = 0
@@ -82,7 +81,7 @@ class Worker:
         self.report, self.report_at_s, self.error = report, now_s, ""
         self.is_down, self.failed_polls = False, 0
         self.profile = _usable_profile(report)
-        self._others_prefill_tokens = max(0, report.num_waiting_prompt_tokens - self.prefill_tokens)
+        self._others_prefill_tokens = max(0, report.num_waiting_prompt_tokens - self.prompt_tokens.total())
 
     def poll_failed(self, message: str, now_s: float, *, refused: bool) -> None:
         """Note a failed poll. Some that time out may only mean a busy machine, if tokens still come."""
@@ -107,15 +106,22 @@ class Worker:
             return False
         return self.report is None or self.report.state is WorkerState.READY
 
-    def begin_prefill(self, tokens: int) -> None:
-        """A prompt was sent there."""
-        self.num_prefills += 1
-        self.prefill_tokens += tokens
+    @property
+    def num_prefills(self) -> int:
+        """Prompts sent there whose first token has not come."""
+        return self.prefills.total()
 
-    def end_prefill(self, tokens: int) -> None:
+    def begin_prefill(self, tokens: int, priority: int) -> None:
+        """A prompt was sent there."""
+        self.prefills[priority] += 1
+        self.prompt_tokens[priority] += tokens
+
+    def end_prefill(self, tokens: int, priority: int) -> None:
         """Its first token came, or it failed."""
-        self.num_prefills -= 1
-        self.prefill_tokens -= tokens
+        self.prefills[priority] -= 1
+        self.prompt_tokens[priority] -= tokens
+        if self.prefills[priority] <= 0:
+            del self.prefills[priority], self.prompt_tokens[priority]
 
     def begin_decode(self, context_tokens: int, tpot_s: float) -> None:
         """A sequence decodes there from now on."""
@@ -133,7 +139,7 @@ class Worker:
 
     def view(self, role: Role, now_s: float) -> WorkerView:
         """What the policy needs of it."""
-        tokens_ahead = self.prefill_tokens + self._others_prefill_tokens
+        tokens_ahead = self.prompt_tokens.total() + self._others_prefill_tokens
         profile = self.profile
         layout = self.report.model.kv_layout if self.report and self.report.model else None
         queue_s = predict.prefill_s(profile, tokens_ahead) if tokens_ahead else 0.0
@@ -145,7 +151,13 @@ class Worker:
             profile=profile,
             prefill_queue_s=queue_s,
             num_prefills=self.num_prefills,
-            max_prefills=self._ramp(self._max_prefills(queue_s), now_s),
+            max_prefills=self._ramp(
+                MAX_PREFILLS if predict.is_measured(profile) else UNMEASURED_PREFILLS, now_s
+            ),
+            prefills_by_priority=tuple(
+                (priority, number, predict.prefill_s(profile, self.prompt_tokens[priority]))
+                for priority, number in self.prefills.items()
+            ),
             num_decodes=self.num_decodes,
             max_decodes=self._ramp(MAX_DECODES, now_s),
             context_tokens=self.context_tokens,
@@ -153,11 +165,6 @@ class Worker:
             kv_free_tokens=self._kv_free_tokens(),
             kv_bytes_per_token=layout.bytes_per_token if layout else 0,
         )
-
-    def _max_prefills(self, queue_s: float) -> int:
-        if not predict.is_measured(self.profile):
-            return 4
-        return MIN_PREFILLS if queue_s >= PREFILL_AHEAD_S else MAX_PREFILLS
 
     def _ramp(self, limit: int, now_s: float) -> int:
         """A new worker gets its share step by step: its caches are cold and it may be broken."""

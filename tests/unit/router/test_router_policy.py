@@ -166,6 +166,23 @@ def test_local_prefill_needs_permission_and_measurement() -> None:
     assert chosen(DEMAND, split(prefill(profile=SLOW), decode(profile=guessed))).prefill == "p0"
 
 
+def test_work_of_lower_priority_is_not_ahead() -> None:
+    busy = prefill(
+        profile=FAST,
+        num_prefills=4,
+        prefill_queue_s=0.9,
+        prefills_by_priority=((0, 3, 0.8), (5, 1, 0.1)),
+    )
+    fleet = split(busy, decode())
+    assert choose(DEMAND, fleet) == Blocked(Phase.PREFILL)
+    urgent = chosen(replace(DEMAND, priority=9), fleet)
+    assert (urgent.prefill, urgent.decode) == ("p0", "d0")
+    assert urgent.ttft_s == pytest.approx(0.104)
+    assert busy.wait_s(replace(DEMAND, priority=5)) == pytest.approx(0.1)
+    full = replace(busy, num_prefills=8, prefills_by_priority=((0, 8, 0.9),))
+    assert choose(replace(DEMAND, priority=9), split(full, decode())) == Blocked(Phase.PREFILL)
+
+
 BLOCKED = {
     "prefill is full": (split(prefill(num_prefills=4), decode()), Blocked(Phase.PREFILL)),
     "decode is full": (split(prefill(), decode(num_decodes=64)), Blocked(Phase.DECODE)),
@@ -257,7 +274,7 @@ def test_every_decision_is_sound(
         target = by_pod[decision.decode]
         assert target.has_decode_room(demand)
         first = by_pod[decision.prefill] if decision.prefill else target
-        assert first.has_prefill_room
+        assert first.has_prefill_room(demand)
         if decision.prefill:
             assert mode is ServedMode.SPLIT
             assert (first.role, target.role) == (Role.PREFILL, Role.DECODE)

@@ -56,9 +56,14 @@ def make(table: RoutingTable = TABLE, kv_blocks: int = 10_000, profile: StepProf
     return Queues(book, Quarantine())
 
 
-def demand(name: str, prompt_tokens: int = 100, output_tokens: int = 64) -> Demand:
+def demand(name: str, latency_class: LatencyClass = LOW, prompt_tokens: int = 100) -> Demand:
     return Demand(
-        request_id=name, prompt_tokens=prompt_tokens, output_tokens=output_tokens, ttft_s=1.0, tpot_s=0.1
+        request_id=name,
+        prompt_tokens=prompt_tokens,
+        output_tokens=64,
+        ttft_s=latency_class.ttft_s,
+        tpot_s=latency_class.tpot_s,
+        priority=latency_class.priority,
     )
 
 
@@ -77,7 +82,7 @@ class Order:
     ) -> None:
         async def wait() -> None:
             placement, waits = await self.queues.place(
-                demand(name, **fields), latency_class, deadline_s=deadline_s, patience_s=5, longest_s=30
+                demand(name, latency_class, **fields), deadline_s=deadline_s, patience_s=5, longest_s=30
             )
             self.placed.append(name)
             self.placements[name], self.waits[name] = placement, waits
@@ -93,16 +98,20 @@ class Order:
 
 async def test_classes_come_before_arrival_and_deadlines_before_order() -> None:
     order = Order(make())
-    for name in ("a", "b", "c", "d"):  # fills the prefill worker
+    first = [f"high{number}" for number in range(4)] + [f"low{number}" for number in range(4)]
+    for name in first[4:]:  # fill the prefill worker, first with what is not ahead of the others
         await order.add(name, LOW)
+    for name in first[:4]:
+        await order.add(name, HIGH)
+    assert sorted(order.placed) == first
     await order.add("late", LOW, deadline_s=9.0)
     await order.add("soon", LOW, deadline_s=2.0)
     await order.add("high", HIGH, deadline_s=99.0)
-    assert order.placed == ["a", "b", "c", "d"]
-    for name in ("a", "b", "c"):
+    assert len(order.placed) == 8
+    for name in ("high0", *first[4:], *first[1:4]):
         order.placements[name].first_token()
         await asyncio.sleep(0.01)
-    assert order.placed[4:] == ["high", "soon", "late"]
+    assert order.placed[8:] == ["high", "soon", "late"]
     assert len(order.queues) == 0
     for name in list(order.placements):
         await order.release(name)
@@ -126,7 +135,7 @@ async def test_no_worker_is_a_503_after_patience() -> None:
     queues._book.apply(Snapshot(TABLE.model_copy(update={"name": "obj"}), ()), time.monotonic())
     began_s = time.monotonic()
     with pytest.raises(ApiError) as caught:
-        await queues.place(demand("a"), LOW, deadline_s=1, patience_s=0.3, longest_s=9)
+        await queues.place(demand("a"), deadline_s=1, patience_s=0.3, longest_s=9)
     assert 0.3 <= time.monotonic() - began_s < 5
     assert (caught.value.status, len(queues)) == (503, 0)
     assert "obj" in caught.value.message
@@ -137,7 +146,7 @@ async def test_waiting_for_room_has_an_end_too() -> None:
     for name in ("a", "b", "c", "d"):
         await order.add(name, LOW)
     with pytest.raises(ApiError) as caught:
-        await order.queues.place(demand("e"), LOW, deadline_s=1, patience_s=9, longest_s=0.3)
+        await order.queues.place(demand("e"), deadline_s=1, patience_s=9, longest_s=0.3)
     assert "prefill" in caught.value.message
     assert caught.value.reason == "timeout"
 
@@ -148,8 +157,7 @@ async def test_any_mix_of_ends_gives_everything_back() -> None:
 
     async def live(number: int) -> None:
         placement, _ = await queues.place(
-            demand(f"r{number}", prompt_tokens=draw.randint(1, 500)),
-            draw.choice((HIGH, LOW)),
+            demand(f"r{number}", draw.choice((HIGH, LOW)), draw.randint(1, 500)),
             deadline_s=draw.random(),
             patience_s=9,
             longest_s=9,
@@ -171,21 +179,21 @@ async def test_any_mix_of_ends_gives_everything_back() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert len(queues) == 0
     for worker in queues._book.workers.values():
-        assert (worker.num_prefills, worker.prefill_tokens, worker.num_decodes) == (0, 0, 0)
+        assert (dict(worker.prefills), dict(worker.prompt_tokens), worker.num_decodes) == ({}, {}, 0)
         assert (worker.context_tokens, worker.kv_tokens, dict(worker.tpots)) == (0, 0, {})
 
 
 async def test_the_outlook_counts_work_ahead_of_the_class() -> None:
     profile = StepProfile(per_prefill_token_s=0.001, num_samples=100)
     order = Order(make(profile=profile))
-    assert order.queues.outlook(demand("x"), 0, time.monotonic()).ttft_s == pytest.approx(0.1)
+    assert order.queues.outlook(demand("x"), time.monotonic()).ttft_s == pytest.approx(0.1)
     for name in ("a", "b"):
         await order.add(name, LOW, prompt_tokens=400)
     for name in ("c", "d"):
         await order.add(name, LOW, prompt_tokens=1000)
     assert order.placed == ["a", "b"]  # 0.8 s of work ahead is enough for one worker
-    low = order.queues.outlook(demand("x"), 0, time.monotonic())
-    high = order.queues.outlook(demand("x"), 10, time.monotonic())
+    low = order.queues.outlook(demand("x"), time.monotonic())
+    high = order.queues.outlook(demand("x", HIGH), time.monotonic())
     assert low.prefill_wait_s == pytest.approx(2.8)
-    assert high.prefill_wait_s == pytest.approx(0.8)
+    assert high.prefill_wait_s == 0.0
     assert low.is_measured

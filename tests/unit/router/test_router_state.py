@@ -444,7 +444,7 @@ def test_load_is_counted_and_given_back() -> None:
     book = book_of("a")
     worker = book.workers["a"]
     worker.take_report(report(kv_used_blocks=10), 0.0)
-    worker.begin_prefill(100)
+    worker.begin_prefill(100, 0)
     worker.begin_decode(50, 0.1)
     worker.begin_decode(50, 0.05)
     view = book.views(0.0)[0]
@@ -458,7 +458,7 @@ def test_load_is_counted_and_given_back() -> None:
     worker.end_decode(50, 0.05)
     assert book.views(0.0)[0].tightest_tpot_s == 0.1
     worker.end_decode(50, 0.1)
-    worker.end_prefill(100)
+    worker.end_prefill(100, 0)
     view = book.views(0.0)[0]
     assert (view.num_prefills, view.num_decodes, view.context_tokens) == (0, 0, 0)
 
