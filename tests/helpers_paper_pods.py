@@ -6,6 +6,7 @@ operator) is real. Pods get addresses in 127.0.0.0/8, on which one scripted HTTP
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from phasesplit.api import names
 from phasesplit.api.manifest import KVLayout
 from phasesplit.api.names import Pool, Role
 from phasesplit.api.reports import (
+    ClassReport,
     LinkSample,
     ModelFacts,
     ProbeResult,
@@ -200,12 +202,31 @@ class PaperKubelet:
             and pod["status"].get("podIP")
         ]
         return RouterReport(
+            classes=[self._class_report()] if script.in_flight else [],
             namespace=self._namespace,
             name=model,
             mode=ServedMode.COLOCATED,
             in_flight=script.in_flight,
             idle_s=script.idle_s,
             workers=workers,
+        )
+
+    @staticmethod
+    def _class_report() -> ClassReport:
+        """A class within its targets, with numbers that never stand still."""
+        noise = time.monotonic() % 1
+        return ClassReport(
+            name="default",
+            arrival_rate_per_s=0.1 + noise / 100,
+            attained=50,
+            finished=50,
+            ttft_p50_s=0.1 + noise,
+            ttft_p95_s=0.2 + noise,
+            tpot_p50_s=0.01 + noise / 100,
+            tpot_p95_s=0.02 + noise / 100,
+            mean_prompt_tokens=100 + noise,
+            mean_output_tokens=10 + noise,
+            queue_s=noise,
         )
 
     def probe(self, puller: dict[str, Any], body: dict[str, Any]) -> ProbeResult:

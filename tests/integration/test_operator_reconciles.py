@@ -330,6 +330,33 @@ def test_an_immutable_change_makes_the_statefulset_anew_and_adopts_its_pods(s: S
     assert first not in owners
 
 
+def test_a_claim_for_one_node_is_refused_for_workers_on_two(s: Stage) -> None:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "models", "namespace": s.namespace},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    s.kubectl.apply(claim)
+    s.apply("shared", mode="Split", model={"source": {"volume": {"claimName": "models"}}}, **apart(s))
+    accepted = s.wait_condition("shared", "Accepted", "False", "Invalid")
+    assert "a claim of access mode ReadWriteOnce that nodes paper-a, paper-b need" in accepted["message"]
+    s.kubectl("delete", "dm", "shared", "-n", s.namespace)
+
+
+def test_under_load_numbers_are_written_every_30_s_at_most(s: Stage) -> None:
+    s.apply("busy", mode="Colocated")
+    s.wait_condition("busy", "Ready", "True")
+    s.kubelet.script.in_flight, s.kubelet.script.idle_s = 3, 0.0
+    try:
+        s.wait_condition("busy", "SLOMet", "True")
+        time.sleep(2)
+        written = [event for event in s.is_quiet(20) if event.name == "busy"]
+        assert len(written) <= 1
+    finally:
+        s.kubelet.script.in_flight, s.kubelet.script.idle_s = 0, 1e6
+
+
 def test_deleting_the_object_takes_its_children_along(s: Stage) -> None:
     s.apply("leaving", mode="Colocated")
     s.wait_condition("leaving", "Ready", "True")

@@ -8,7 +8,7 @@ from phasesplit.api.routing import RoutingTable
 from phasesplit.api.v1alpha1 import Manifest, ScalingPolicy
 from phasesplit.cluster.client import Cluster
 from phasesplit.cluster.kinds import CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, SERVICE, STATEFUL_SET
-from phasesplit.cluster.snapshot import ClusterState, Snapshot
+from phasesplit.cluster.snapshot import ClusterState, Key, Snapshot
 from phasesplit.operator.apply import Change, ChildWriter
 from phasesplit.operator.memory import ObjectMemory
 from phasesplit.operator.observation import Observation
@@ -34,20 +34,43 @@ class Written:
     table_changed: bool = False
 
 
+@dataclass(frozen=True)
+class _Built:
+    """Children of one object as they were built last, and from what."""
+
+    context: BuildContext
+    table: RoutingTable
+    manifests: tuple[Manifest, ...]
+
+
 class ChildrenWriter:
-    """Writes the children of one object."""
+    """Writes the children of one object.
+
+    At rest a pass finds the same manifests and the same versions of the live objects as the one before,
+    and compares nothing.
+    """
 
     def __init__(self, cluster: Cluster, state: ClusterState) -> None:
         self._cluster = cluster
         self._state = state
         self._child = ChildWriter(cluster, state)
+        self._built: dict[Key, _Built] = {}
+        self._equal: dict[tuple[Key, str, str], tuple[Manifest, int]] = {}  # manifest and live version
+
+    def forget(self, key: Key) -> None:
+        """The object is gone."""
+        self._built.pop(key, None)
+        for known in [known for known in self._equal if known[0] == key]:
+            del self._equal[known]
 
     async def check(self, snapshot: Snapshot, context: BuildContext, is_current: bool) -> None:
         """Before anything is written: nobody else holds a name, and the API server takes a new spec.
 
         Raises OwnedByAnotherError or InvalidError. A spec that was accepted before is not tried again.
         """
-        children = build_children(context, RoutingTable(name=context.name))
+        known = self._built.get(snapshot.model.key)
+        same = known is not None and known.context.spec == context.spec
+        children = known.manifests if known is not None and same else self._build(context, RoutingTable())
         for manifest in children:
             await self._child.find(snapshot, manifest)
         revision = build_accepted_revision(context)
@@ -65,22 +88,27 @@ class ChildrenWriter:
         memory: ObjectMemory,
         observation: Observation,
     ) -> Written:
-        """Apply what differs. The routing table goes first: it acts within a second."""
+        """Apply what differs."""
         written = Written()
-        gated = replace(context, gated=decisions.gated)
-        manifests = build_children(gated, decisions.table)
-        manifests.sort(key=lambda manifest: manifest["kind"] != CONFIG_MAP.kind)
-        for manifest in manifests:
+        key = snapshot.model.key
+        for manifest in self._build_once(key, replace(context, gated=decisions.gated), decisions.table):
+            which = (key, manifest["kind"], manifest["metadata"]["name"])
+            live = snapshot.children.get(which[1:])
+            known = self._equal.get(which)
+            if known is not None and live is not None and known[0] is manifest and known[1] == live.version:
+                continue
             prepared = self._prepare(snapshot, manifest, decisions, observation, context)
             change = await self._child.apply(snapshot, prepared, memory.applied, names.FIELD_MANAGER)
             if change is not None:
                 written.children.append(change)
+            elif live is not None:
+                self._equal[which] = (manifest, live.version)
         for pool in Pool:
             replicas = self._replicas(pool, context, decisions, observation)
             if replicas is None:
                 continue
             scale = build_scale(context, pool, replicas)
-            current = self._state.snapshot(snapshot.model)
+            current = snapshot if not written.children else self._state.snapshot(snapshot.model)
             change = await self._child.apply(current, scale, memory.applied, names.SCALER_FIELD_MANAGER)
             if change is not None and observation.pools[pool].exists:
                 written.scales.append(change)
@@ -97,6 +125,19 @@ class ChildrenWriter:
             if child.name != revision["metadata"]["name"] and child.owner_uid == snapshot.model.uid:
                 await self._cluster.delete(CONTROLLER_REVISION, child.namespace, child.name, uid=child.uid)
                 self._state.deleted_child(snapshot.model.key, child)
+
+    def _build_once(self, key: Key, context: BuildContext, table: RoutingTable) -> tuple[Manifest, ...]:
+        """The very same manifests for the same context and table."""
+        known = self._built.get(key)
+        if known is None or known.table is not table or known.context != context:
+            known = self._built[key] = _Built(context, table, self._build(context, table))
+        return known.manifests
+
+    @staticmethod
+    def _build(context: BuildContext, table: RoutingTable) -> tuple[Manifest, ...]:
+        """The routing table first: it acts within a second."""
+        manifests = build_children(context, table)
+        return tuple(sorted(manifests, key=lambda manifest: bool(manifest["kind"] != CONFIG_MAP.kind)))
 
     def _prepare(
         self,

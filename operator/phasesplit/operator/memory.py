@@ -8,19 +8,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phasesplit.api.conditions import Reason
-from phasesplit.api.routing import ServedMode
+from phasesplit.api.names import Pool
+from phasesplit.api.routing import RoutingTable, ServedMode
 from phasesplit.api.v1alpha1 import Manifest
 from phasesplit.cluster.prometheus import Value
 from phasesplit.cluster.router_client import RouterAnswer
 from phasesplit.cluster.snapshot import Key
+from phasesplit.operator.accept import Chosen
 from phasesplit.operator.links import LinkBook, ProbeMemory
 from phasesplit.operator.status import from_rfc3339
 from phasesplit.operator.transfers import TransferCounter
 from phasesplit.planner.mode_types import ModeMemory
 from phasesplit.planner.scaling_types import ScalingMemory
+from phasesplit.resources.context import BuildContext
 
 BUSY_IDLE_S = 10.0
 _CAUSES = {str(reason): reason for reason in (Reason.LINK_DEGRADED, Reason.POOL_UNAVAILABLE, Reason.MISMATCH)}
+
+
+@dataclass(frozen=True)
+class Templates:
+    """What a spec says about the pods of each pool."""
+
+    hashes: Mapping[Pool, str]
+    pod_specs: Mapping[Pool, Manifest]
 
 
 @dataclass
@@ -41,6 +52,11 @@ class ObjectMemory:
     progress: tuple[int, ...] = ()
     progress_at_s: float | None = None
     settled: bool = False
+    # Parsed once for each version of what they are parsed from.
+    chosen: tuple[tuple[object, ...], Chosen] | None = None
+    table: tuple[int, RoutingTable | None] | None = None
+    templates: tuple[BuildContext, Templates] | None = None
+    refused: tuple[int, float, str] | None = None  # generation, when, why the API server would not take it
     applied: dict[tuple[str, str, str], str] = field(default_factory=dict)  # child and manager -> difference
 
     @property

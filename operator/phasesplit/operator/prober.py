@@ -94,6 +94,7 @@ class Prober:
     ) -> None:
         started_s = self._clock()
         busy_s: float | None = None
+        first = memory.links.age_s(probe.pair, started_s) is None
         try:
             request = ProbeRequest(
                 host=addresses[probe.source],
@@ -115,7 +116,9 @@ class Prober:
             took_s = busy_s if busy_s is not None else ended_s - started_s
             memory.probe = ProbeMemory(ended_s, took_s, failed=busy_s is None)
             memory.probing = False
-            self._wake(key)
+            # A measurement like the last one is not worth a pass of its own.
+            if first or busy_s is None or memory.links.is_in_doubt(probe.pair):
+                self._wake(key)
 
 
 def _addresses(pods: Iterable[Manifest]) -> dict[str, str]:

@@ -5,7 +5,7 @@ restart loses nothing, and a pass over an unchanged cluster writes nothing.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from phasesplit.api import names
@@ -16,14 +16,14 @@ from phasesplit.api.v1alpha1 import DisaggregatedModelSpec, Manifest, ScalingPol
 from phasesplit.api.validation import find_claim_problem
 from phasesplit.cluster.errors import InvalidError
 from phasesplit.cluster.kinds import CONFIG_MAP, CONTROLLER_REVISION
-from phasesplit.cluster.snapshot import ClusterState, Key, ModelView, Snapshot
+from phasesplit.cluster.snapshot import Child, ClusterState, Key, ModelView, Snapshot
 from phasesplit.cluster.usage import OtherPods
 from phasesplit.cluster.volumes import VolumeReader
 from phasesplit.operator.accept import Chosen, choose_spec, last_accepted, refuse
 from phasesplit.operator.apply import OwnedByAnotherError
 from phasesplit.operator.children import ChildrenWriter, Written
 from phasesplit.operator.decide import decide
-from phasesplit.operator.memory import Memories, ObjectMemory
+from phasesplit.operator.memory import Memories, ObjectMemory, Templates
 from phasesplit.operator.observation import Observation, observe
 from phasesplit.operator.placement_binding import find_stuck, plan_releases
 from phasesplit.operator.placing import Placer
@@ -41,6 +41,7 @@ from phasesplit.resources.pods import build_worker_template
 logger = logging.getLogger(__name__)
 
 _REFUSED_AGAIN_S = 10.0
+_TRY_AGAIN_S = 60.0
 _EAGER_S, _PATIENT_S = 60.0, 8.0
 
 
@@ -88,20 +89,34 @@ class Reconciler:
         memory = self._with.memories.of(key, model.uid)
         snapshot = self._with.state.snapshot(model)
         revisions = snapshot.children_of(CONTROLLER_REVISION)
-        chosen = choose_spec(model, revisions)
+        chosen = _choose(model, revisions, memory)
         if chosen.spec is None:
             return await self._refuse(model, memory, chosen)
         try:
+            if memory.refused is not None and self._is_still_refused(model, memory.refused):
+                return await self._serve_older(snapshot, memory, memory.refused[2])
             return await self._serve(snapshot, memory, chosen)
         except OwnedByAnotherError as error:
             return await self._refuse(model, memory, refuse(str(error), Reason.OWNED_BY_ANOTHER, None))
         except InvalidError as error:
             if not chosen.is_current:
                 raise
-            refused = refuse(str(error), Reason.INVALID, last_accepted(revisions))
-            if refused.spec is None:
-                return await self._refuse(model, memory, refused)
-            return await self._serve(snapshot, memory, refused)
+            return await self._serve_older(snapshot, memory, str(error))
+
+    def _is_still_refused(self, model: ModelView, refused: tuple[int, float, str]) -> bool:
+        """Trying the same spec again and again would write to the API server for nothing."""
+        generation, at_s, _ = refused
+        return generation == model.generation and self._with.wall_clock() - at_s < _TRY_AGAIN_S
+
+    async def _serve_older(self, snapshot: Snapshot, memory: ObjectMemory, why: str) -> float:
+        """The current spec cannot be acted on: serve the last accepted one, if there is any."""
+        model = snapshot.model
+        if memory.refused is None or not self._is_still_refused(model, memory.refused):
+            memory.refused = (model.generation, self._with.wall_clock(), why)
+        refused = refuse(why, Reason.INVALID, last_accepted(snapshot.children_of(CONTROLLER_REVISION)))
+        if refused.spec is None:
+            return await self._refuse(model, memory, refused)
+        return await self._serve(snapshot, memory, refused)
 
     async def _serve(self, snapshot: Snapshot, memory: ObjectMemory, chosen: Chosen) -> float:
         spec, model = chosen.spec, snapshot.model
@@ -112,10 +127,10 @@ class Reconciler:
             await self._with.children.check(snapshot, context, chosen.is_current)
         token = await self._admin_token(snapshot, context, paused=spec.paused)
         await self._with.prober.read_routers(snapshot, memory, token)
-        hashes = {pool: template_hash(context, pool) for pool in Pool}
+        hashes = _templates(context, memory).hashes
         managed = spec.scaling.policy is ScalingPolicy.MANAGED and not spec.paused
         observation = observe(snapshot, memory.answers, hashes, managed=managed)
-        situation = await self._situation(snapshot, spec, context, observation)
+        situation = await self._situation(snapshot, memory, context, observation)
         decisions = decide(situation, memory, self._with.placer)
         if chosen.is_current:
             await self._check_claim(spec, decisions, observation)
@@ -135,26 +150,22 @@ class Reconciler:
         return self._next_pass_s(snapshot, memory, decisions, token)
 
     async def _situation(
-        self,
-        snapshot: Snapshot,
-        spec: DisaggregatedModelSpec,
-        context: BuildContext,
-        observation: Observation,
+        self, snapshot: Snapshot, memory: ObjectMemory, context: BuildContext, observation: Observation
     ) -> Situation:
+        spec = context.spec
         placing = any(pool.bound < pool.desired or not pool.exists for pool in observation.pools.values())
         own = {pod["metadata"]["uid"] for pod in snapshot.worker_pods()}
         ours = [pod for pod in self._with.state.all_pods() if pod["metadata"]["uid"] not in own]
         live = snapshot.child(CONFIG_MAP, names.routing_name(snapshot.model.name))
-        specs: dict[Pool, Manifest] = {pool: build_worker_template(context, pool)["spec"] for pool in Pool}
         return Situation(
             now_s=self._with.wall_clock(),
             snapshot=snapshot,
             spec=spec,
             observation=observation,
-            live_table=read_table(live.body if live is not None else None),
+            live_table=_live_table(live, memory),
             metrics=self._with.metrics(snapshot.model.key, spec),
             other_pods=(*await self._with.others.read(placing=placing), *ours),
-            pod_specs=specs,
+            pod_specs=_templates(context, memory).pod_specs,
             allowed_nodes=await self._with.volumes.allowed_nodes(snapshot.worker_pods()),
         )
 
@@ -235,6 +246,29 @@ class Reconciler:
         self._with.memories.forget(key)
         self._with.placer.forget(key)
         self._with.secrets.forget(key)
+        self._with.children.forget(key)
+
+
+def _choose(model: ModelView, revisions: Sequence[Child], memory: ObjectMemory) -> Chosen:
+    version = (model.generation, *sorted(child.name for child in revisions))
+    if memory.chosen is None or memory.chosen[0] != version:
+        memory.chosen = (version, choose_spec(model, revisions))
+    return memory.chosen[1]
+
+
+def _templates(context: BuildContext, memory: ObjectMemory) -> Templates:
+    if memory.templates is None or memory.templates[0] != context:
+        hashes = {pool: template_hash(context, pool) for pool in Pool}
+        specs = {pool: build_worker_template(context, pool)["spec"] for pool in Pool}
+        memory.templates = (context, Templates(hashes, specs))
+    return memory.templates[1]
+
+
+def _live_table(config_map: Child | None, memory: ObjectMemory) -> RoutingTable | None:
+    version = config_map.version if config_map is not None else -1
+    if memory.table is None or memory.table[0] != version:
+        memory.table = (version, read_table(config_map.body if config_map is not None else None))
+    return memory.table[1]
 
 
 def read_table(config_map: Manifest | None) -> RoutingTable | None:
