@@ -10,7 +10,6 @@ from phasesplit.planner.capacity import colocated_goodput_factor, split_goodput_
 from phasesplit.planner.demand import Demand, Hardware
 from phasesplit.planner.simulation_types import Arrival, SimulatedClass
 
-
 BORDER = 1.6  # the better way sustains less than this many times the other's load
 
 

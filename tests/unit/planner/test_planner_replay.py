@@ -1,0 +1,65 @@
+"""Replay: the regimes it must tell apart, and the honesty of its interval."""
+
+from dataclasses import replace
+
+import pytest
+
+from helpers_planner import GPU, auto_object
+from helpers_traces import random_trace
+from phasesplit.api.conditions import Reason
+from phasesplit.api.routing import ServedMode
+from phasesplit.planner.demand import Hardware
+from phasesplit.planner.mode import decide_mode
+from phasesplit.planner.replay import ReplayInput, replay
+from phasesplit.planner.simulation_types import ColocatedPlan, SimulatedClass, SplitPlan
+
+HARDWARE = Hardware(GPU, GPU, 131_072, 300_000, 25e9)
+
+
+def window(
+    rate: float, prompt: float, output: float, ttft_s: float, tpot_s: float, **more: object
+) -> ReplayInput:
+    trace = tuple(random_trace(11, rate, 500, prompt, output))
+    classes = (SimulatedClass("default", ttft_s, tpot_s, 0.9),)
+    return replace(ReplayInput(trace, HARDWARE, classes, workers=4), **more)
+
+
+REGIMES = {
+    "tight TPOT, relaxed TTFT, long prompts": (window(2.6, 4000, 200, 16.0, 0.032), True),
+    "relaxed TPOT, tight TTFT": (window(3.4, 4000, 200, 2.5, 0.25), False),
+    "short prompts, decode-heavy": (window(8.0, 100, 400, 2.0, 0.032), False),
+    "slow link": (
+        window(2.6, 4000, 200, 16.0, 0.032, hardware=replace(HARDWARE, link_bytes_per_s=1.25e8)),
+        False,
+    ),
+    "two workers": (window(1.2, 2000, 200, 4.0, 0.06, workers=2), False),
+}
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_regime_is_told(name: str) -> None:
+    given, split_pays = REGIMES[name]
+    found = replay(given)
+    assert found is not None
+    assert (found.gain_low_percent > 5.0) == split_pays, found
+    assert found.gain_low_percent <= found.gain_percent <= found.gain_high_percent
+    assert isinstance(found.colocated.plan, ColocatedPlan)
+    assert isinstance(found.split.plan, SplitPlan)
+
+
+def test_same_window_same_outcome_and_too_little_to_compare() -> None:
+    given = window(2.0, 1000, 50, 4.0, 0.05)
+    assert replay(given) == replay(given)
+    assert replay(replace(given, trace=())) is None
+    assert replay(replace(given, workers=1)) is None
+    few = replay(replace(given, trace=given.trace[:10]))
+    assert few is not None
+    assert few.gain_low_percent < -90
+
+
+def test_mode_follows_the_replay_where_there_is_one() -> None:
+    pays, does_not = (replay(REGIMES[name][0]) for name in list(REGIMES)[:2])
+    split = decide_mode(auto_object(replay=pays))
+    assert split.mode is ServedMode.SPLIT
+    assert "would have kept" in split.message
+    assert decide_mode(auto_object(replay=does_not)).reason is Reason.GAIN_TOO_SMALL
