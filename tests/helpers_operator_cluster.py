@@ -44,7 +44,7 @@ class OperatorProcess:
             "HEALTH_PORT": 0,
             "METRICS_PORT": 0,
             "TICK_SECONDS": 1,
-            "LEASE_SECONDS": 6,
+            "LEASE_SECONDS": 15,
             **settings,
         }
         self._process: subprocess.Popen[bytes] | None = None

@@ -95,7 +95,7 @@ def main() -> None:
         # As installed: default intervals, all but the images.
         with (
             tempfile.TemporaryDirectory() as folder,
-            stage(cluster, namespace, Path(folder), NODES, TICK_SECONDS=2, LEASE_SECONDS=15) as found,
+            stage(cluster, namespace, Path(folder), NODES, TICK_SECONDS=2) as found,
         ):
             results = measure(found)
     finally:
