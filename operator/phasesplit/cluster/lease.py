@@ -28,8 +28,9 @@ class LeaseSettings:
     namespace: str
     name: str
     identity: str
-    duration_s: float = 15.0
+    duration_s: float = 30.0
     renew_s: float = 5.0
+    attempt_s: float = 8.0  # one try to renew, so that several fit into the duration
 
 
 class LeaseKeeper:
@@ -97,8 +98,12 @@ class LeaseKeeper:
         """One try to take or renew. An API server that is away is no reason to stop trying."""
         started_at_s = self._monotonic()
         try:
-            taken = await self._take()
+            async with asyncio.timeout(self._settings.attempt_s):
+                taken = await self._take()
         except ConflictError:
+            return False
+        except TimeoutError:
+            logger.warning("the lease %s was not renewed in time; trying again", self._settings.name)
             return False
         except ClusterError as error:
             logger.warning("%s", error)

@@ -176,7 +176,8 @@ async def run(settings: OperatorSettings) -> None:
             settings.lease_name,
             identity(),
             duration_s=settings.lease_seconds,
-            renew_s=settings.lease_seconds / 3,
+            renew_s=settings.lease_seconds / 6,
+            attempt_s=settings.lease_seconds / 4,
         ),
         time.monotonic,
     )

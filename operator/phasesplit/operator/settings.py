@@ -57,8 +57,8 @@ class OperatorSettings(BaseSettings):
     lease_name: str = "phasesplit-operator"
     """Lease that keeps a second copy from writing."""
 
-    lease_seconds: float = Field(default=15.0, ge=5)
-    """How long a copy that stopped renewing blocks the next one."""
+    lease_seconds: float = Field(default=30.0, ge=5)
+    """How long a copy that stopped renewing blocks the next one. A copy that ends well gives it back."""
 
     health_port: int = OPERATOR_HEALTH_PORT
     """Port of the liveness endpoint `/healthz`; 0 turns it off."""
