@@ -124,7 +124,7 @@ class Subject:
         found: dict[str, Any] = json.loads(text)
         return found
 
-    def phasesplit(self, *arguments: str, timeout_s: float = 60) -> str:
+    def phasesplit(self, *arguments: str, timeout_s: float = 180) -> str:
         """Output of the command line; `DemoError` with its sentence when it fails."""
         environment = dict(os.environ)
         if self.kubectl.kubeconfig is not None:

@@ -53,6 +53,7 @@ class WorkerView:
     node: str
     role: Role
     fingerprint: str | None = None
+    device: str = ""  # kind of device, empty: unknown
     profile: StepProfile | None = None
     prefill_queue_s: float = 0.0  # predicted prefill work ahead
     num_prefills: int = 0
@@ -223,6 +224,7 @@ def _faster_local(
     """The decode worker that beats every pair clearly, if that is known and harms nobody."""
     if not fleet.colocated_allowed:
         return None
+    devices = {worker.device for worker in fleet.workers if worker.role is Role.PREFILL and worker.device}
     pair_s = sum(pair)
     limit_s = min(LOCAL_GAIN * pair_s, pair_s - max(LOCAL_GAIN_S, LOCAL_GAIN_OF_TARGET * demand.ttft_s))
     best: Choice | None = None
@@ -230,6 +232,10 @@ def _faster_local(
         if not (predict.is_measured(worker.profile) and worker.has_prefill_room(demand)):
             continue
         own_s = worker.prefill_s(demand.prompt_tokens)
+        if worker.device in devices:
+            # A decode worker reads few prompts, so its profile says little about them: on a device of the
+            # same kind it is not believed to be faster. What it saves is the queue and the transfer.
+            own_s = max(own_s, pair.prefill_s)
         local_s = worker.wait_s(demand) + own_s
         harmless = worker.num_decodes == 0 or own_s <= 0.5 * min(worker.tightest_tpot_s, demand.tpot_s)
         if local_s > limit_s or not harmless or not worker.has_decode_room(demand):

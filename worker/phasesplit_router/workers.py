@@ -148,6 +148,7 @@ class Worker:
             node=self.address.node,
             role=role,
             fingerprint=self.fingerprint,
+            device=self.report.device if self.report is not None else "",
             profile=profile,
             prefill_queue_s=queue_s,
             num_prefills=self.num_prefills,

@@ -284,3 +284,11 @@ def test_every_decision_is_sound(
             assert allowed or is_replay
     elif isinstance(decision, Unavailable):
         assert not workers or mode is ServedMode.SPLIT
+
+
+def test_a_decode_worker_of_the_same_device_is_not_believed_to_read_faster() -> None:
+    fleet = split(prefill(profile=SLOW, device="cpu"), decode(profile=FAST, device="cpu"))
+    assert chosen(replace(DEMAND, ttft_s=0.2), fleet).prefill == "p0"
+    reader = prefill(profile=SLOW, prefill_queue_s=5.0, device="cpu")
+    queued = split(reader, decode(device="cpu", profile=FAST))
+    assert chosen(DEMAND, queued).local_reason is LocalReason.PREFILL_QUEUE
