@@ -21,6 +21,7 @@ from phasesplit.planner.replay import ReplayOutcome
 
 MIN_SAMPLES = 20  # steps behind a profile
 MIN_REQUESTS = 20  # finished requests behind a load
+_USEFUL_LOAD = 2.0  # capacity beyond this many times the present load counts for nothing
 _THROTTLED = 0.9  # a colocated prefill slower than this share of a free one is held up by its budget
 
 
@@ -67,7 +68,10 @@ class Evidence:
         return self._advantage_percent(self.colocated_goodput_per_s, self.split_goodput_per_s)
 
     def _advantage_percent(self, of_per_s: float, over_per_s: float) -> float:
-        low, high = of_per_s * (1 - self.uncertainty), over_per_s * (1 + self.uncertainty)
+        """Lower over upper bound; what lies far beyond the present load is of no use to anybody."""
+        useful = _USEFUL_LOAD * self.rate_per_s if self.feasible else math.inf
+        low = min(of_per_s * (1 - self.uncertainty), useful)
+        high = min(over_per_s * (1 + self.uncertainty), useful)
         if high <= 0:
             return 0.0 if low <= 0 else math.inf
         return (low / high - 1) * 100

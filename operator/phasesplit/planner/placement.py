@@ -13,7 +13,8 @@ from phasesplit.api.v1alpha1 import Binding
 from phasesplit.planner.eligibility import Eligibility, find_eligible, prefers
 from phasesplit.planner.facts import Resources
 from phasesplit.planner.placement_missing import find_missing
-from phasesplit.planner.placement_search import placing_order, search
+from phasesplit.planner.placement_order import ordinal_order
+from phasesplit.planner.placement_search import search
 from phasesplit.planner.placement_state import Placement, Problem, group_by_class, how_many_fit, to_vector
 from phasesplit.planner.placement_types import Move, PlacementPlan, PlacementRequest, PoolRequest
 from phasesplit.planner.text import format_rate, format_seconds
@@ -21,7 +22,6 @@ from phasesplit.planner.topology import Topology
 
 _SPREAD_DECODE_COST = 1.10  # decode on two nodes is worth this much more wire time
 _MOVE_HORIZON_S = 3600.0  # a move must pay for its model load within this time
-_FEW_PODS = 48  # up to here every node is tried as the first of the ordinals
 _SAME_COST = 1.05  # bandwidths within this factor count as equal
 # Weight of a preferred term, relative to the distance of the farthest nodes.
 _PREFERENCE_SHARE = 0.001
@@ -133,7 +133,7 @@ def _plan(setting: _Setting, *, keep_existing: bool) -> PlacementPlan:
     found = search(setting.problem, start, wanted)
     if setting.request.spread_decode:
         _spread_decode(found)
-    order = _ordinal_order(found, start)
+    order = ordinal_order(found, start)
     nodes = {pool: _by_ordinal(setting.pools[pool], pool, taken, order[pool]) for pool in Pool}
     return _describe(setting, found, nodes)
 
@@ -190,58 +190,6 @@ def _spread_decode(placement: Placement) -> None:
             return
         placement.remove(Pool.DECODE, best)
     placement.add(Pool.DECODE, node)
-
-
-def _ordinal_order(placement: Placement, start: Placement) -> dict[Pool, list[str]]:
-    """Nodes of the movable pods, to be given to ascending ordinals.
-
-    Scaling down takes the highest ordinals along the ratio, so every beginning should be cheap. Built
-    forwards from each possible first pair and backwards from the whole; the better one on average wins.
-    """
-    wanted = {pool: sum(placement.movable[pool].values()) for pool in Pool}
-    steps = placing_order(wanted, start.totals)
-    built = [_backward_order(placement, steps)]
-    if 0 < len(steps) <= _FEW_PODS:
-        firsts = sorted(placement.movable[steps[0]])
-        built += [_forward_order(placement, start, steps, first) for first in firsts]
-    return min(built, key=lambda item: item[0])[1]
-
-
-def _backward_order(placement: Placement, steps: Sequence[Pool]) -> tuple[float, dict[Pool, list[str]]]:
-    """Take away, again and again, the pod whose loss leaves the cheapest rest."""
-    rest = placement.copy()
-    order: dict[Pool, list[str]] = {pool: [] for pool in Pool}
-    total = 0.0
-    for pool in reversed(steps):
-        node = max(sorted(rest.movable[pool]), key=lambda name: rest.potential(pool, name))
-        rest.remove(pool, node)
-        order[pool].append(node)
-        total += _mean_cost(rest)
-    return total, {pool: nodes[::-1] for pool, nodes in order.items()}
-
-
-def _forward_order(
-    placement: Placement, start: Placement, steps: Sequence[Pool], first: str
-) -> tuple[float, dict[Pool, list[str]]]:
-    """Put back, from a first node on, the pod that is cheapest beside those already there."""
-    grown = start.copy()
-    left = {pool: dict(placement.movable[pool]) for pool in Pool}
-    order: dict[Pool, list[str]] = {pool: [] for pool in Pool}
-    total = 0.0
-    for index, pool in enumerate(steps):
-        total += _mean_cost(grown)
-        node = first if index == 0 else min(sorted(left[pool]), key=lambda name: grown.potential(pool, name))
-        left[pool][node] -= 1
-        if not left[pool][node]:
-            del left[pool][node]
-        grown.add(pool, node)
-        order[pool].append(node)
-    return total, order
-
-
-def _mean_cost(placement: Placement) -> float:
-    pairs = placement.totals[Pool.PREFILL] * placement.totals[Pool.DECODE]
-    return placement.cost / pairs if pairs else 0.0
 
 
 def _by_ordinal(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from phasesplit.api.names import Pool
 from phasesplit.planner.placement_moves import EPSILON, FAST_LINKS, SMALL, improve, nearer_shared, rank
+from phasesplit.planner.placement_order import placing_order
 from phasesplit.planner.placement_state import OTHER, Placement, Problem, how_many_fit
 
 _SEEDS_PER_LEVEL = 1
@@ -55,20 +56,6 @@ def _best_distinct(filled: Sequence[Placement], count: int) -> list[Placement]:
         if len(kept) == count:
             break
     return kept
-
-
-def placing_order(wanted: Mapping[Pool, int], present: Mapping[Pool, int]) -> list[Pool]:
-    """The pods one by one along the final ratio, decode first: every beginning of it serves."""
-    final = {pool: present[pool] + wanted.get(pool, 0) for pool in Pool}
-    placed, order = dict(present), []
-    left = {pool: wanted.get(pool, 0) for pool in Pool}
-    while any(left.values()):
-        choices = [pool for pool in (Pool.DECODE, Pool.PREFILL) if left[pool]]
-        pool = min(choices, key=lambda item: (placed[item] + 0.5) / final[item])
-        placed[pool] += 1
-        left[pool] -= 1
-        order.append(pool)
-    return order
 
 
 class _Candidates:

@@ -19,6 +19,8 @@ from phasesplit.planner.split_serving import predict_split
 PLANNED_LOAD = 0.9  # of what meets the targets: predictions are a few percent off, queues steep there
 SURVIVOR_LOAD = 0.8  # survivors of a shrink must carry the load at this share of what they can
 _TREND_WINDOW_S = 300.0
+_TREND_POINTS = 5
+_TREND_ERRORS = 3.0  # a slope within this many standard errors is noise
 _MAX_FORECAST = 2.0  # times the present rate
 _CORRECTION_STEP = 0.1  # share of the way that one tick corrects
 _CORRECTION_BOUNDS = (0.5, 2.0)
@@ -54,11 +56,12 @@ def build_hardware(given: ScalingInput, memory: ScalingMemory) -> Hardware | Non
 def forecast_factor(given: ScalingInput) -> float:
     """Load expected when a worker started now would serve, over the load now; at least 1.
 
-    The slope of a straight line through the rates of the last minutes, carried forward.
+    A straight line through the rates of the last minutes, carried forward; only a slope that stands
+    out of the noise counts.
     """
     rate = sum(load.arrival_rate_per_s for load in given.loads)
     recent = [p for p in given.memory.points if given.now_s - p.at_s <= _TREND_WINDOW_S]
-    if rate <= 0 or len(recent) < 5:
+    if rate <= 0 or len(recent) < _TREND_POINTS:
         return 1.0
     mean_at = sum(point.at_s for point in recent) / len(recent)
     mean_rate = sum(point.rate_per_s for point in recent) / len(recent)
@@ -66,6 +69,10 @@ def forecast_factor(given: ScalingInput) -> float:
     if spread <= 0:
         return 1.0
     slope = sum((point.at_s - mean_at) * (point.rate_per_s - mean_rate) for point in recent) / spread
+    left = [p.rate_per_s - mean_rate - slope * (p.at_s - mean_at) for p in recent]
+    error = math.sqrt(sum(value * value for value in left) / (len(recent) - 2) / spread)
+    if slope <= _TREND_ERRORS * error:
+        return 1.0
     expected = mean_rate + slope * (given.now_s + given.worker_start_s - mean_at)
     return min(_MAX_FORECAST, max(1.0, expected / rate))
 
