@@ -22,6 +22,7 @@ from phasesplit.api.reports import KVTrace, RouterReport
 from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
 
 ROOT = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S = 120.0  # imports on a busy machine
 CLASSES = (
     LatencyClass(name="interactive", priority=100, ttft_s=2.0, tpot_s=0.2),
     LatencyClass(name="batch", priority=0, ttft_s=60.0, tpot_s=2.0),
@@ -55,7 +56,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-async def wait_until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 10) -> None:
+async def wait_until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 30) -> None:
     """Ask again and again until something holds."""
     async with asyncio.timeout(timeout_s):
         while not await holds():  # noqa: ASYNC110  it happens in another process
@@ -134,7 +135,7 @@ class RouterProcess:
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": path, "KUBECONFIG": str(self._kubeconfig or "")},
             )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(START_TIMEOUT_S):
             while True:
                 try:
                     async with self.session.get(self.url + "/ready") as response:
@@ -188,11 +189,11 @@ class RouterProcess:
             assert response.status == 200, await response.text()
             return KVTrace.model_validate_json(await response.read())
 
-    async def wait_polled(self, workers: Iterable[FakeWorker], timeout_s: float = 10) -> None:
+    async def wait_polled(self, workers: Iterable[FakeWorker], timeout_s: float = 30) -> None:
         """Until the router knows each of these workers."""
         await self.wait_pods({worker.pod for worker in workers}, timeout_s)
 
-    async def wait_pods(self, pods: set[str], timeout_s: float = 10) -> None:
+    async def wait_pods(self, pods: set[str], timeout_s: float = 30) -> None:
         """Until the router knows each of these pods."""
 
         async def known() -> bool:
@@ -200,7 +201,7 @@ class RouterProcess:
 
         await wait_until(known, timeout_s)
 
-    async def wait_version(self, version: int, timeout_s: float = 10) -> None:
+    async def wait_version(self, version: int, timeout_s: float = 30) -> None:
         """Until the router serves by a table of this version."""
 
         async def served() -> bool:
@@ -208,7 +209,7 @@ class RouterProcess:
 
         await wait_until(served, timeout_s)
 
-    async def wait_idle(self, timeout_s: float = 10) -> None:
+    async def wait_idle(self, timeout_s: float = 30) -> None:
         """Until nothing is in flight."""
 
         async def idle() -> bool:
@@ -230,7 +231,7 @@ class RouterProcess:
             return response.status, json.loads(await response.read()), dict(response.headers)
 
     async def stream(
-        self, body: dict[str, Any], path: str = "/v1/chat/completions", timeout_s: float = 30, **headers: str
+        self, body: dict[str, Any], path: str = "/v1/chat/completions", timeout_s: float = 90, **headers: str
     ) -> Streamed:
         """A request with a streamed answer, read to its end."""
         names = {name.replace("_", "-"): value for name, value in headers.items()}

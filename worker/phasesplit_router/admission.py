@@ -11,7 +11,8 @@ from phasesplit.api.names import Role
 from phasesplit.api.routing import LatencyClass, WhenInfeasible
 from phasesplit_router import predict
 from phasesplit_router.errors import ApiError, overloaded
-from phasesplit_router.policy import Choice, Demand, Fleet, WorkerView, choose
+from phasesplit_router.fleet import Demand, Fleet, WorkerView
+from phasesplit_router.policy import Choice, choose
 
 MAX_RETRY_AFTER_S = 60.0
 

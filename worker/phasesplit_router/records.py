@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from phasesplit.api.legs import LegReport
 from phasesplit.api.reports import ClassReport, KVTrace
 from phasesplit.api.routing import LatencyClass, ServedMode
-from phasesplit_router.policy import Phase
+from phasesplit_router.fleet import Phase
 
 WINDOW_S = 60.0
 MAX_TRACES = 1000

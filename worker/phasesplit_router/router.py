@@ -9,12 +9,12 @@ import aiohttp
 from phasesplit.api.reports import RouterReport
 from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
 from phasesplit_router import admission
+from phasesplit_router.attempt import Services
 from phasesplit_router.errors import ApiError
-from phasesplit_router.flow import Services
+from phasesplit_router.fleet import Demand
 from phasesplit_router.legs import Leg, Patience
 from phasesplit_router.metrics import Metrics
 from phasesplit_router.monitor import Monitor
-from phasesplit_router.policy import Demand
 from phasesplit_router.predict import TextLength
 from phasesplit_router.quarantine import Quarantine
 from phasesplit_router.queues import Queues

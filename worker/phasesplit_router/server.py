@@ -14,6 +14,7 @@ from aiohttp import web
 
 from phasesplit.api import names
 from phasesplit_router.answers import Answer
+from phasesplit_router.attempt import Progress
 from phasesplit_router.auth import AdminToken, ApiKeys
 from phasesplit_router.errors import ApiError, LegRejectedError, unavailable
 from phasesplit_router.flow import Flow, error_event
@@ -144,7 +145,7 @@ class RouterServer:
             }
 
         sink = StreamSink(request, headers) if client.stream else None
-        flow = Flow(router.services, client, record, answer, sink)
+        flow = Flow(router.services, Progress(client, record, answer, sink))
         refusal = router.admit(flow.demand(), client.latency_class)
         if refusal is not None:
             raise refusal

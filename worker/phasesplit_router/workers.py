@@ -12,7 +12,7 @@ from phasesplit.api.names import Role
 from phasesplit.api.reports import LinkSample, StepProfile, WorkerReport, WorkerState
 from phasesplit.api.routing import RoutingTable
 from phasesplit_router import predict
-from phasesplit_router.policy import WorkerView
+from phasesplit_router.fleet import WorkerView
 from phasesplit_router.snapshot import Address, Snapshot
 
 MAX_PREFILLS = 8  # legs with their prefill ahead, per worker; more wait in the router's queue

@@ -9,17 +9,8 @@ from hypothesis import strategies as st
 from phasesplit.api.names import Role
 from phasesplit.api.reports import StepProfile
 from phasesplit.api.routing import ServedMode
-from phasesplit_router.policy import (
-    Blocked,
-    Choice,
-    Demand,
-    Fleet,
-    LocalReason,
-    Phase,
-    Unavailable,
-    WorkerView,
-    choose,
-)
+from phasesplit_router.fleet import Demand, Fleet, Phase, WorkerView
+from phasesplit_router.policy import Blocked, Choice, LocalReason, Unavailable, choose
 
 FAST = StepProfile(base_s=0.002, per_prefill_token_s=1e-4, per_decode_sequence_s=1e-3, num_samples=100)
 SLOW = StepProfile(base_s=0.002, per_prefill_token_s=4e-4, per_decode_sequence_s=1e-3, num_samples=100)

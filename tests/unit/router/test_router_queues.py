@@ -11,7 +11,7 @@ from phasesplit.api.names import Pool, Role
 from phasesplit.api.reports import ModelFacts, StepProfile, WorkerReport, WorkerState
 from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
 from phasesplit_router.errors import ApiError
-from phasesplit_router.policy import Demand, Phase
+from phasesplit_router.fleet import Demand, Phase
 from phasesplit_router.quarantine import Quarantine
 from phasesplit_router.queues import Placement, Queues
 from phasesplit_router.snapshot import Address, Snapshot

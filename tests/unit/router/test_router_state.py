@@ -14,8 +14,8 @@ from phasesplit.api.routing import LatencyClass, LinkEstimate, RoutingTable, Whe
 from phasesplit_router import predict
 from phasesplit_router.admission import Outlook, refuse
 from phasesplit_router.errors import ApiError
+from phasesplit_router.fleet import Phase
 from phasesplit_router.histograms import Histogram, HistogramCollector
-from phasesplit_router.policy import Phase
 from phasesplit_router.quarantine import Quarantine
 from phasesplit_router.records import Ledger, Record, percentile
 from phasesplit_router.request import Endpoint, clean_request_id, parse_request
