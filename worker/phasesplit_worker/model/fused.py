@@ -4,7 +4,7 @@ Same mathematics as transformers' Llama, Mistral and Qwen2 (the reference path p
 weights come straight from the safetensors files. Full attention with fixed rotary tables only.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 from phasesplit_worker.model.attention import PagedAttention
 from phasesplit_worker.model.batch import StepBatch
 
-Weights = Mapping[str, torch.Tensor]
+Weights = dict[str, torch.Tensor]
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 # Rotary kinds whose tables do not depend on what else is in the batch.
 ROPE_TYPES = frozenset({"default", "linear", "yarn", "llama3"})
@@ -46,7 +46,10 @@ class _Layer:
 
 
 class FusedModel:
-    """Callable: StepBatch -> float32 logits [S, vocabulary]."""
+    """Callable: StepBatch -> float32 logits [S, vocabulary].
+
+    Empties `weights` while it builds its own form of them, so that both are never there in full.
+    """
 
     def __init__(
         self,
@@ -61,10 +64,10 @@ class FusedModel:
         self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // self._num_heads
         self._eps = config.rms_norm_eps
         self._cos, self._sin = rotary
-        self._embedding = weights["model.embed_tokens.weight"]
-        self._norm = weights["model.norm.weight"]
+        self._embedding = weights.pop("model.embed_tokens.weight")
+        self._norm = weights.pop("model.norm.weight")
         self._layers = [_build_layer(weights, index) for index in range(config.num_hidden_layers)]
-        head = weights.get("lm_head.weight")
+        head = weights.pop("lm_head.weight", None)
         self._head = _linear([self._embedding if head is None or config.tie_word_embeddings else head], [])
 
     def __call__(self, batch: StepBatch) -> torch.Tensor:
@@ -114,14 +117,14 @@ def _build_layer(weights: Weights, index: int) -> _Layer:
     prefix = f"model.layers.{index}."
 
     def fuse(*names: str) -> Callable[[torch.Tensor], torch.Tensor]:
-        biases = [weights[f"{prefix}{n}.bias"] for n in names if f"{prefix}{n}.bias" in weights]
-        return _linear([weights[f"{prefix}{name}.weight"] for name in names], biases)
+        biases = [weights.pop(f"{prefix}{n}.bias") for n in names if f"{prefix}{n}.bias" in weights]
+        return _linear([weights.pop(f"{prefix}{name}.weight") for name in names], biases)
 
     return _Layer(
-        input_norm=weights[f"{prefix}input_layernorm.weight"],
+        input_norm=weights.pop(f"{prefix}input_layernorm.weight"),
         qkv=fuse("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         output=fuse("self_attn.o_proj"),
-        post_norm=weights[f"{prefix}post_attention_layernorm.weight"],
+        post_norm=weights.pop(f"{prefix}post_attention_layernorm.weight"),
         gate_up=fuse("mlp.gate_proj", "mlp.up_proj"),
         down=fuse("mlp.down_proj"),
     )
