@@ -6,6 +6,7 @@ One operator serves all tests of this file, each test has an object of its own.
 import json
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -233,11 +234,14 @@ def test_a_slow_link_ends_the_split_within_15_s_and_a_good_one_brings_it_back(s:
     s.apply("link", mode="Split", adoption={"dwellSeconds": 3}, transfer={"minBandwidth": "20Mi"}, **apart(s))
     s.wait_mode("link", "Split")
     s.wait_condition("link", "LinkHealthy", "True")
+    slow_since_s = time.time()
     s.kubelet.script.link_bytes_per_s = 6e6
     try:
-        s.wait_mode("link", "Colocated", timeout_s=15)
+        s.wait_mode("link", "Colocated")
         decision = s.get("link")["status"]["decision"]
         assert decision["reason"] == "LinkDegraded"
+        decided_s = datetime.fromisoformat(decision["since"].replace("Z", "+00:00")).timestamp()
+        assert decided_s - slow_since_s < 15
         assert "48 Mbit/s" in decision["message"] and "168 Mbit/s" in decision["message"]
         assert s.table("link")["default_roles"] == {"prefill": "colocated", "decode": "colocated"}
         assert any("from Split to Colocated" in note for note in s.events("LinkDegraded"))
