@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from phasesplit.api.names import Role
 from phasesplit.planner.colocated_serving import predict_colocated
 from phasesplit.planner.demand import Demand, Hardware, Prediction, scale_demands
 from phasesplit.planner.performance import MIN_CHUNK_TOKENS, largest_chunk_tokens
@@ -91,6 +92,28 @@ def colocated_goodput_factor(
         if best == 0.0 or meets(best * _FACTOR_PRECISION):
             best = max(best, sustainable_factor(meets, start=best or 1.0))
     return best
+
+
+def capacity_per_worker(
+    demands: Sequence[Demand], hardware: Hardware, role: Role, chunk_tokens: int | None = None
+) -> float:
+    """Requests per second, in this mix, that one worker of a role serves within its targets.
+
+    Prefill is held to TTFT alone and decode to TPOT alone; a colocated worker to both.
+    """
+    rate = sum(demand.rate_per_s for demand in demands)
+    if role is Role.COLOCATED:
+        return rate * colocated_goodput_factor(demands, hardware, 1, chunk_tokens)
+
+    def meets(factor: float) -> bool:
+        scaled = scale_demands(demands, factor)
+        if role is Role.PREFILL:
+            found = predict_split(scaled, hardware, 1, MOST_WORKERS).classes
+            return _all_reach([item.ttft_attainment for item in found], scaled)
+        found = predict_split(scaled, hardware, MOST_WORKERS, 1).classes
+        return _all_reach([item.tpot_attainment for item in found], scaled)
+
+    return rate * sustainable_factor(meets)
 
 
 def split_goodput_factor(demands: Sequence[Demand], hardware: Hardware, workers: int) -> float:

@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_planner import CPU, GPU
+from phasesplit.api.names import Role
 from phasesplit.api.reports import StepProfile
 from phasesplit.planner import performance, queueing
-from phasesplit.planner.capacity import needed_colocated, needed_split, sustainable_factor
+from phasesplit.planner.capacity import (
+    capacity_per_worker,
+    needed_colocated,
+    needed_split,
+    sustainable_factor,
+)
 from phasesplit.planner.demand import Demand, Hardware
 
 MBIT = 1e6 / 8
@@ -153,3 +159,13 @@ def test_needs_are_least_and_sufficient() -> None:
         needs.append((need.prefill, need.decode, colocated))
     assert all(one <= other for a, b in itertools.pairwise(needs) for one, other in zip(a, b, strict=True))
     assert needs[0] == (1, 1, 1)
+
+
+def test_capacity_of_a_worker_by_role() -> None:
+    hardware = Hardware(GPU, GPU, 131_072, 300_000, 25e9)
+    demand = [Demand("default", 1.0, 2000, 200, 4.0, 0.05, 0.95)]
+    prefill, decode, both = (capacity_per_worker(demand, hardware, role) for role in Role)
+    alone_s = performance.prefill_s(GPU, 2000, 1500)
+    assert 0.4 / alone_s < prefill < 1 / alone_s
+    assert decode > prefill
+    assert 0 < both < prefill
