@@ -21,8 +21,8 @@ TOPICS = (
 )
 
 
-def long_document(num_sentences: int = 62) -> str:
-    """A document of about 16 tokens per sentence; the default has about 1,000 tokens."""
+def long_document(num_sentences: int = 48) -> str:
+    """A document of about 21 tokens per sentence; the default has about 1,000 tokens."""
     sentences = [
         f"In {1900 + i} the {TOPICS[i % len(TOPICS)]} of the town was opened and {3 * i + 7} people came."
         for i in range(num_sentences)

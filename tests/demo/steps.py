@@ -17,6 +17,7 @@ from demo.chat import SHORT_QUESTION, Answer, Chat, long_document, reference_ans
 from demo.subject import Subject
 from demo.target import DemoError, PortForward, wait_for
 
+_CLIENTS_PER_STEP = 2
 SUMMARISE = "Summarise this text in one sentence. "
 
 
@@ -148,8 +149,8 @@ def overload(subject: Subject, forward: PortForward, timeout_s: float = 240) -> 
     started = time.monotonic()
     try:
         while time.monotonic() - started < timeout_s:
-            if len(loads) < 6:
-                loads.append(Load(chat, workers=3, max_tokens=24, sentences=20))
+            if len(loads) < 5:
+                loads.append(Load(chat, workers=_CLIENTS_PER_STEP, max_tokens=24, sentences=12))
             if _arrangement(subject) != before:
                 break
             time.sleep(10)
@@ -162,7 +163,9 @@ def overload(subject: Subject, forward: PortForward, timeout_s: float = 240) -> 
     finally:
         for load in loads:
             load.stop()
-    facts.add("load", f"{3 * len(loads)} clients at once after {time.monotonic() - started:.0f} s")
+    facts.add(
+        "load", f"{_CLIENTS_PER_STEP * len(loads)} clients at once after {time.monotonic() - started:.0f} s"
+    )
     for item in subject.status().get("slo", []):
         facts.add(f"class {item['name']}", f"{item.get('attainmentPercent', '-')} % attained")
     facts.add("decision", f"{scaling['reason']}: {scaling['message']}")
@@ -184,7 +187,7 @@ def _arrangement(subject: Subject) -> str:
     return f"replicas {pools}, roles {dict(sorted(roles.items()))}"
 
 
-def degrade_link(subject: Subject, forward: PortForward, rate: str = "50mbit") -> Facts:
+def degrade_link(subject: Subject, forward: PortForward) -> Facts:
     """Shape a node's link below need: colocated within 15 s, nothing lost; and back when it is restored."""
     testbed = subject.target.testbed
     if testbed is None:
@@ -196,6 +199,7 @@ def degrade_link(subject: Subject, forward: PortForward, rate: str = "50mbit") -
     load = Load(Chat(forward.url, subject.model), workers=2)
     try:
         wait_for("first answers", lambda: len(load.answers) >= 2 or load.failures, 120)
+        rate = _too_slow(subject)
         testbed.shape(node, rate)
         seconds, decision = subject.wait_mode("Colocated", 60)
         facts.add(f"{node} at {rate}", f"Colocated after {seconds:.1f} s")
@@ -219,6 +223,12 @@ def degrade_link(subject: Subject, forward: PortForward, rate: str = "50mbit") -
     if seconds > 15:
         raise DemoError(f"the object was colocated after {seconds:.1f} s, more than 15 s")
     return facts
+
+
+def _too_slow(subject: Subject) -> str:
+    """50 Mbit/s, or half of what the split needs where slow processors make it need less."""
+    need = subject.status().get("evidence", {}).get("linkNeedBytesPerSecond")
+    return f"{min(50.0, need * 8 / 2e6 if need else 50.0):.0f}mbit"
 
 
 def kill_decode(subject: Subject, forward: PortForward) -> Facts:

@@ -59,7 +59,7 @@ class Subject:
 
     def get(self) -> dict[str, Any]:
         """The live object."""
-        return self.kubectl.get("dm", self.name, "-n", self.namespace)
+        return self.kubectl.get("dm", self.name, "-n", self.namespace, timeout_s=90)  # under load, too
 
     def status(self) -> dict[str, Any]:
         """Its status, empty before the operator has seen it."""
