@@ -39,7 +39,10 @@ demo-down: setup ## Remove what `make demo` made
 
 .PHONY: test
 test: setup lint ## Run every test (lint, unit, contract, integration, cluster)
-	@$(PY) -m pytest $(TESTS) -q --durations=15
+	@$(PY) -m testbed build
+	@$(PY) -m testbed.model
+	@$(PY) -m pytest $(TESTS) -q --durations=25
+	@$(PY) -m testbed down
 
 .PHONY: test-unit
 test-unit: setup ## Run the fast tests alone (under a minute)
