@@ -190,15 +190,20 @@ class CountingEngine:
         with self._lock:
             run = self._runs.pop(request_id, None)
             if run is not None and not run.is_held:
-                self._give(run, EngineOutput(
-                    request_id=request_id, finish_reason=reason, timings=self._timings(run)))  # fmt: skip
+                self._give(
+                    run, EngineOutput(request_id=request_id, finish_reason=reason, timings=self._timings(run))
+                )
 
     def fail(self, request_id: str, message: str) -> None:
         """End a request with an error, as after a failed step."""
         with self._lock:
             run = self._runs.pop(request_id)
-            self._give(run, EngineOutput(
-                request_id=request_id, finish_reason="error", error=message, timings=self._timings(run)))  # fmt: skip
+            self._give(
+                run,
+                EngineOutput(
+                    request_id=request_id, finish_reason="error", error=message, timings=self._timings(run)
+                ),
+            )
 
     def stats(self) -> EngineStats:
         with self._lock:

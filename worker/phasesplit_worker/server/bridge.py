@@ -41,7 +41,11 @@ class OutputQueue:
 
     def fail(self, message: str) -> None:
         """End the request from the event loop, because the engine no longer can."""
-        self._queue.put_nowait(EngineOutput(request_id=self.request_id, finish_reason="error", error=message, timings=RequestTimings()))
+        self._queue.put_nowait(
+            EngineOutput(
+                request_id=self.request_id, finish_reason="error", error=message, timings=RequestTimings()
+            )
+        )
 
     async def next(self) -> EngineOutput:
         """The next output. The watchdog calls `fail` when the engine stops answering."""
