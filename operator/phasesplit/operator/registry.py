@@ -29,6 +29,24 @@ _WATCH_CLIENT_TIMEOUT_S = 310
 _CHUNK = 500
 
 
+class NoMemory(kopf.DiffBaseStorage):
+    """Remembers nothing of an object's former state: no handler here asks what has changed.
+
+    kopf's own storage copies every object of every event for that question.
+    """
+
+    def build(self, *, body: kopf.Body, extra_fields: object = None) -> kopf.BodyEssence:
+        """Nothing of the object is of interest."""
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """Nothing is known."""
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Write nothing."""
+
+
 def build_registry(
     wake: Callable[[Key], None],
     wake_all: Callable[[], None],
@@ -62,7 +80,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     # Never written, because no handler that writes them is registered; ours all the same.
     settings.persistence.finalizer = f"{names.GROUP}/finalizer"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=names.GROUP)
+    settings.persistence.diffbase_storage = NoMemory()
     for kind in (*CHILD_KINDS, POD):
         settings.watching.label_selectors[_selector(kind)] = names.LABEL_MODEL
 
