@@ -63,14 +63,19 @@ class LeaseKeeper:
         logger.info("holding the lease %s/%s", self._settings.namespace, self._settings.name)
 
     async def keep(self, on_lost: Callable[[], Awaitable[None]]) -> None:
-        """Renew for as long as the task lives; calls `on_lost` once and returns when it is lost."""
+        """Renew for as long as the task lives; calls `on_lost` and returns when another copy has it.
+
+        While an API server answers too slowly nothing is written, and it goes on once it answers again.
+        """
         while True:
             await asyncio.sleep(self._settings.renew_s)
-            await self._attempt()
-            if not self.is_held():
-                logger.error("lost the lease %s; this copy stops", self._settings.name)
+            if await self._attempt() or self.is_held():
+                continue
+            if self._seen[0] not in ("", self._settings.identity):
+                logger.error("%s holds the lease %s now; this copy stops", self._seen[0], self._settings.name)
                 await on_lost()
                 return
+            logger.warning("the lease %s has expired; nothing is written meanwhile", self._settings.name)
 
     async def seize(self) -> None:
         """Take the Lease whoever holds it. The holder notices with its next renewal and stops writing."""

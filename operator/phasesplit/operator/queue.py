@@ -13,6 +13,9 @@ from phasesplit.cluster.errors import ClusterError, NotLeaderError
 
 logger = logging.getLogger(__name__)
 
+# Nothing may be written: either the lease comes back soon, or this copy ends.
+_WITHOUT_LEASE_S = 5.0
+
 Key = tuple[str, str]  # namespace, name
 # Returns after how many seconds the key wants to be looked at again, None: not by itself.
 Process = Callable[[Key], Awaitable[float | None]]
@@ -98,6 +101,7 @@ class WorkQueue:
             again_s = await self._process(key)
         except NotLeaderError as error:
             logger.warning("%s", error)
+            self.add(key, _WITHOUT_LEASE_S)
         except ClusterError as error:
             delay_s = max(self._delay_s(key), error.retry_after_s or 0.0)
             logger.warning("%s/%s: %s; again in %.1f s", *key, error, delay_s)

@@ -1,5 +1,6 @@
 """The Lease: one writer at any time, also when clocks, network or a second copy misbehave."""
 
+import asyncio
 import copy
 from typing import Any
 
@@ -142,3 +143,26 @@ async def test_of_two_copies_that_start_at_once_one_wins() -> None:
         await leases.replace(stale, "one")
     except ConflictError:
         assert not await one._attempt()
+
+
+async def test_a_slow_api_server_is_no_reason_to_end_but_another_holder_is() -> None:
+    leases, time = Leases(), Time()
+    settings = LeaseSettings("ns", "lease", "one", duration_s=15, renew_s=0.001)
+    one = LeaseKeeper(leases, settings, time)  # type: ignore[arg-type]
+    await one._attempt()
+    lost: list[bool] = []
+
+    async def on_lost() -> None:
+        lost.append(True)
+
+    leases.away = True
+    time.now_s += 60
+    keeping = asyncio.create_task(one.keep(on_lost))
+    await asyncio.sleep(0.05)
+    assert not lost and not one.is_held()
+    leases.away = False
+    await asyncio.sleep(0.05)
+    assert not lost and one.is_held()
+    await keeper(leases, "two", time).seize()
+    await asyncio.wait_for(keeping, 1)
+    assert lost == [True]

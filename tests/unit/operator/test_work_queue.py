@@ -114,7 +114,7 @@ async def test_a_bug_in_one_object_does_not_end_the_loop() -> None:
     assert seen == [B]
 
 
-async def test_a_copy_without_the_lease_does_not_retry() -> None:
+async def test_a_copy_without_the_lease_does_not_hurry() -> None:
     calls = 0
 
     async def process(key: Key) -> None:
