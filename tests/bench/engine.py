@@ -7,6 +7,8 @@ streamed over HTTP. Closed loop of 1, 4 and 16 clients. The loop collects what w
 batch, runs it to its end with transformers' own model, cache and attention, and streams each token;
 prompts of one length need no padding, which is its best case. Both servers run all the time on the
 same core; only one has requests at a time. The ratio is the median over rounds of output tokens/s.
+The same ratio by processor time of the servers is printed beside it: on a machine that does other
+things too it says what the wall clock cannot.
 """
 
 import asyncio
@@ -170,6 +172,12 @@ async def ask(session: aiohttp.ClientSession, url: str, prompt: list[int]) -> in
     return count
 
 
+def cpu_s(process: subprocess.Popen[bytes]) -> float:
+    """Processor time that a server has used."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 async def turn(session: aiohttp.ClientSession, url: str, clients: int, prompts: list[list[int]]) -> float:
     """Output tokens per second of a closed loop."""
     left = list(prompts)
@@ -188,7 +196,9 @@ async def turn(session: aiohttp.ClientSession, url: str, clients: int, prompts: 
     return sum(counts) / seconds
 
 
-async def compare(urls: dict[str, str], session: aiohttp.ClientSession) -> list[dict[str, object]]:
+async def compare(
+    urls: dict[str, str], processes: dict[str, subprocess.Popen[bytes]], session: aiohttp.ClientSession
+) -> list[dict[str, object]]:
     generator = random.Random(0)
 
     def prompts(count: int) -> list[list[int]]:
@@ -199,22 +209,30 @@ async def compare(urls: dict[str, str], session: aiohttp.ClientSession) -> list[
     results: list[dict[str, object]] = []
     for clients, (num_requests, bar) in LOADS.items():
         rates: dict[str, list[float]] = {name: [] for name in urls}
+        costs: dict[str, list[float]] = {name: [] for name in urls}
         for number in range(ROUNDS):
             batch = prompts(num_requests)
             order = list(urls) if number % 2 == 0 else list(reversed(urls))
             for name in order:
+                before_s = cpu_s(processes[name])
                 rates[name].append(await turn(session, urls[name], clients, batch))
+                costs[name].append(cpu_s(processes[name]) - before_s)
             print(
                 f"{clients} clients, round {number + 1}: "
                 + ", ".join(f"{name} {values[-1]:.1f} tokens/s" for name, values in rates.items()),
                 flush=True,
             )
-        ratios = [ours / theirs for ours, theirs in zip(rates["ours"], rates["plain"], strict=True)]
-        ratio = statistics.median(ratios)
+        ratio = median_ratio(rates["ours"], rates["plain"])
         for name, values in rates.items():
             results.append(result(f"{name}_c{clients}", statistics.median(values), "tokens/s", None, None))
         results.append(result(f"ratio_c{clients}", ratio, "ratio", "plain batched transformers loop", bar))
+        by_cpu = median_ratio(costs["plain"], costs["ours"])
+        results.append(result(f"ratio_by_cpu_time_c{clients}", by_cpu, "ratio", "the same", None))
     return results
+
+
+def median_ratio(tops: list[float], bottoms: list[float]) -> float:
+    return statistics.median(top / bottom for top, bottom in zip(tops, bottoms, strict=True))
 
 
 def result(name: str, value: float, unit: str, against: str | None, bar: float | None) -> dict[str, object]:
@@ -256,7 +274,7 @@ async def measure() -> list[dict[str, object]]:
             async with aiohttp.ClientSession(timeout=timeout) as session:
                 for name, url in urls.items():
                     await wait_ready(session, url, processes[name], logs[name])
-                return await compare(urls, session)
+                return await compare(urls, processes, session)
         finally:
             for process in processes.values():
                 process.kill()

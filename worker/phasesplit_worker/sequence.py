@@ -82,7 +82,6 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # chained, one per full block, grown lazily
     awaits_remote: bool = False  # leg 2 that has not got its KV and has not given up on it
-    num_emitted_tokens: int = 0  # of output_token_ids; replayed and first tokens of leg 2 count
     num_preemptions: int = 0
     recomputed: str | None = None  # why leg 2 prefilled locally
 

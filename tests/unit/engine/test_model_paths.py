@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers_engine import greedy, loaded_model, plain_logits, random_prompt
+from helpers_engine import greedy, loaded_model, plain_logits, random_prompt, worker_config
 from phasesplit_worker.model import native
 from phasesplit_worker.model.attention import PagedAttention
 from phasesplit_worker.model.batch import build_batch
 from phasesplit_worker.model.kv_cache import KVCache
-from phasesplit_worker.model.loader import LoadedModel
+from phasesplit_worker.model.loader import LoadedModel, load_model
 from phasesplit_worker.sequence import Sequence
 
 TOLERANCE = 1e-4
@@ -55,6 +55,16 @@ def test_mixed_steps_give_the_logits_of_plain_transformers(variant: str, referen
     for row, sequence in enumerate((first, second)):  # single rows come first
         expected = plain_logits(variant, sequence.token_ids)[-1]
         assert torch.allclose(logits[row], expected, atol=TOLERANCE)
+
+
+def test_half_precision_on_a_cpu_is_slower_but_works() -> None:
+    loaded = load_model(worker_config(dtype="bfloat16"))
+    assert loaded.facts.kv_layout.dtype == "bfloat16"
+    prompt = random_prompt(random.Random(2), 40)
+    sequence = sequence_of(prompt, 0)
+    run(loaded, [(sequence, 39)])
+    logits = run(loaded, [(sequence, 1)])
+    assert torch.allclose(logits[0], plain_logits("llama", prompt)[-1], atol=0.5)
 
 
 @pytest.mark.parametrize(("kv_heads", "group", "head_dim"), [(4, 1, 64), (3, 3, 64), (2, 2, 128), (1, 5, 24)])

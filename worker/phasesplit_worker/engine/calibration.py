@@ -10,6 +10,8 @@ from phasesplit_worker.sequence import SamplingParams
 # (sequences, prompt tokens, output tokens): small steps of every kind, cheapest first.
 _ROUNDS = ((1, 8, 4), (1, 8, 4), (4, 12, 4), (1, 64, 3), (2, 96, 4), (1, 200, 3), (8, 16, 4))
 _LONGEST_S = 3.0
+# No step may look like a hang, however slow the machine: larger rounds are left out.
+_LONGEST_STEP_S = 1.0
 
 
 def calibrate(
@@ -24,11 +26,14 @@ def calibrate(
     `beat` is called before every step: calibration must not look like a hung engine.
     """
     end_s = clock() + _LONGEST_S
+    seconds_per_token = 0.0
     limits = core.scheduler.limits
     longest = core.scheduler.blocks.num_blocks * core.scheduler.blocks.block_size // 2
     for index, (num_sequences, num_prompt, num_output) in enumerate(_ROUNDS):
         if num_sequences * (num_prompt + num_output) > longest or num_sequences > limits.max_num_seqs:
             continue
+        if clock() > end_s or num_sequences * num_prompt * seconds_per_token > _LONGEST_STEP_S:
+            break
         for number in range(num_sequences):
             tokens = tuple((7 * position + 31 * number) % vocabulary_size for position in range(num_prompt))
             sampling = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
@@ -36,10 +41,8 @@ def calibrate(
                 request_id=f"calibration-{index}-{number}", prompt_token_ids=tokens, sampling=sampling
             )
             core.add(request, lambda _: None, clock())
-        _run(core, profiler, clock, beat, is_warm=index > 0)
+        seconds_per_token = _run(core, profiler, clock, beat, is_warm=index > 0)
         core.scheduler.blocks.clear_cache()
-        if clock() > end_s:
-            break
     core.scheduler.blocks.hit_tokens_total = core.scheduler.blocks.query_tokens_total = 0
     profiler.refit()
 
@@ -51,12 +54,18 @@ def _run(
     beat: Callable[[], None],
     *,
     is_warm: bool,
-) -> None:
+) -> float:
+    """Run what is queued to its end; returns seconds per prompt token of the last prompt step."""
+    seconds_per_token = 0.0
     while core.scheduler.has_work():
         beat()
         started_s = clock()
         plan = core.step()
         if plan is None:
-            return
+            break
+        seconds = clock() - started_s
+        if plan.load.prefill_tokens:
+            seconds_per_token = seconds / plan.load.prefill_tokens
         if is_warm:
-            profiler.add(record_of(plan.load, clock() - started_s))
+            profiler.add(record_of(plan.load, seconds))
+    return seconds_per_token

@@ -238,7 +238,6 @@ class EngineCore:
         """Leg 2 learns the first token, which the client has from leg 1."""
         sequence = entry.sequence
         sequence.output_token_ids.append(first_token)
-        sequence.num_emitted_tokens += 1
         finish_reason = self._finish_reason(sequence, first_token)
         entry.emit(EngineOutput(request_id=sequence.request_id, skipped_token_ids=(first_token,)))
         if finish_reason is not None:
@@ -257,7 +256,6 @@ class EngineCore:
             sequence.output_token_ids.pop()
             self._take_first_token(entry, token_id)
             return
-        sequence.num_emitted_tokens += 1
         finish_reason = self._finish_reason(sequence, token_id)
         logprobs = None if logprob is None else (logprob,)
         if finish_reason is None and not sequence.is_prefill_only:

@@ -74,7 +74,6 @@ def to_sequence(request: EngineRequest, arrival_s: float, *, awaits_remote: bool
         kind=request.kind,
         priority=request.priority,
         slo_class=request.slo_class,
-        num_emitted_tokens=len(request.output_token_ids),
         awaits_remote=awaits_remote,
         arrival_s=arrival_s,
     )
