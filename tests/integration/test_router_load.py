@@ -39,7 +39,7 @@ async def _classes(site: Site) -> tuple[LatencyClass, ...]:
 
 async def test_higher_priority_goes_first() -> None:
     async with running_site() as site:
-        site.prefills[0].prefill_s = 0.1
+        site.prefills[0].prefill_s = 1.0
         router = site.router
         done: list[str] = []
 
@@ -48,7 +48,11 @@ async def test_higher_priority_goes_first() -> None:
             done.append(name)
 
         tasks = [asyncio.create_task(ask("batch")) for _ in range(16)]
-        await asyncio.sleep(0.05)
+
+        async def waiting() -> bool:
+            return (await router.report()).queued == 12
+
+        await wait_until(waiting)
         tasks += [asyncio.create_task(ask("interactive")) for _ in range(4)]
         await asyncio.gather(*tasks)
         # Four batch requests were at the worker already, whose own order puts interactive ones first.
