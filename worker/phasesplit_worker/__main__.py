@@ -60,17 +60,22 @@ async def serve(config: WorkerConfig) -> int:
 
 
 def main() -> int:
-    """Entry point."""
+    """Entry point. Ends the process itself after serving; returns only when it could not start."""
     logging.basicConfig(
         level=os.environ.get("LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
         config = parse_args(sys.argv[1:], os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(serve(config))
+            status = runner.run(serve(config))
     except (ConfigError, OSError, ValueError) as error:
         print(f"phasesplit-worker: {error}", file=sys.stderr)  # noqa: T201 the command line's answer
         return 2
+    logging.shutdown()
+    sys.stdout.flush()
+    # Everything of ours is closed. Taking torch's modules apart object by object would keep a drained
+    # pod terminating for seconds more, and wait for a load that is still under way.
+    os._exit(status)
 
 
 if __name__ == "__main__":

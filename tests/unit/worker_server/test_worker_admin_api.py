@@ -249,3 +249,23 @@ async def test_a_failed_load_stays_up_and_says_why(loading, error: Exception, te
     async with session.post(url + "/v1/completions", json=PROMPT) as response:
         assert response.status == 503
         assert text in (await response.json())["error"]["message"]
+
+
+async def test_a_hanging_engine_is_unready_before_it_is_dead(served) -> None:
+    served.engine.is_stuck = True
+    served.engine.heartbeat_s -= 7.0  # of the ten seconds that liveness allows
+    status, body = await get(served, "/ready")
+    assert status == 503
+    assert "no sign of life" in body["message"]
+    assert (await get(served, "/health"))[0] == 200
+    served.engine.heartbeat_s -= 7.0
+    assert (await get(served, "/health"))[0] == 503
+
+
+async def test_a_body_that_does_not_arrive_is_a_408(served, monkeypatch) -> None:
+    monkeypatch.setattr("phasesplit_worker.server.errors.BODY_TIMEOUT_S", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    async with asyncio.timeout(5):
+        assert b" 408 " in await reader.readline()
+    writer.close()

@@ -10,7 +10,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 
-from phasesplit.api.reports import CancelRequest, ProbeRequest, ProbeResult, RoleAssignment, WorkerState
+from phasesplit.api.reports import CancelRequest, ProbeRequest, ProbeResult, RoleAssignment
 from phasesplit_worker.server.errors import ApiError, read_json_object
 from phasesplit_worker.server.generation import CANCELLED
 from phasesplit_worker.server.schemas import validation_error
@@ -46,9 +46,9 @@ class ProbeHandlers:
 
     async def ready(self, _: web.Request) -> web.StreamResponse:
         """Readiness: the worker takes requests."""
-        is_ready = self._worker.state is WorkerState.READY
-        body = {"state": str(self._worker.state), "message": self._worker.message}
-        return web.json_response(body, status=200 if is_ready else 503)
+        problem = self._worker.readiness_problem()
+        body = {"state": str(self._worker.state), "message": problem or ""}
+        return web.json_response(body, status=200 if problem is None else 503)
 
     async def metrics(self, _: web.Request) -> web.StreamResponse:
         """Prometheus exposition."""

@@ -3,6 +3,7 @@
 Knows HTTP and the OpenAI error format; knows nothing of engine or transfer.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ from aiohttp import web
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 << 20
+BODY_TIMEOUT_S = 30.0
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -120,7 +122,13 @@ async def error_middleware(request: web.Request, handler: _Handler) -> web.Strea
 
 async def read_json_object(request: web.Request) -> dict[str, object]:
     """The body as a JSON object, or an `ApiError`. aiohttp enforces the size limit while reading."""
-    raw = await request.read()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            raw = await request.read()
+    except TimeoutError as error:
+        raise ApiError(
+            408, f"The request body did not arrive within {BODY_TIMEOUT_S:.0f} s.", code="request_timeout"
+        ) from error
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:

@@ -120,6 +120,8 @@ def build_sampling(body: CompletionBody | ChatBody, max_tokens: int) -> Sampling
         logprobs=num_logprobs(body),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        stop_token_ids=tuple(body.stop_token_ids),
     )
 
 

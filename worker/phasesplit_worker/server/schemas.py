@@ -58,6 +58,8 @@ class _Sampling(_Body):
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_STRINGS)] = []
     stop: str | list[str] | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, float] | None = None

@@ -1,16 +1,21 @@
 """Server-sent events on one response. Knows SSE framing; knows nothing of what is sent."""
 
+import asyncio
 import json
 from typing import Any
 
 from aiohttp import web
 
 DONE = b"data: [DONE]\n\n"
+STALL_TIMEOUT_S = 60.0  # a reader that takes nothing for so long is given up
+
+# Made once: json.dumps with arguments of its own builds an encoder for every call.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 
 def encode_event(value: dict[str, Any]) -> bytes:
     """One event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _encode(value).encode() + b"\n\n"
 
 
 class EventStream:
@@ -38,9 +43,15 @@ class EventStream:
 
     async def send_raw(self, data: bytes) -> None:
         """Send encoded events."""
-        if not self._response.prepared:
-            await self._response.prepare(self._request)
-        await self._response.write(data)
+        try:
+            async with asyncio.timeout(STALL_TIMEOUT_S):
+                if not self._response.prepared:
+                    await self._response.prepare(self._request)
+                await self._response.write(data)
+        except TimeoutError as error:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the client stopped reading") from error
 
     async def finish(self, *, done: bool) -> web.StreamResponse:
         """End the response, with `[DONE]` only after success."""

@@ -4,6 +4,7 @@ Owns the loading thread, the watchdog and the drain. Knows no HTTP beyond the er
 """
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -23,6 +24,7 @@ from phasesplit_worker.server.roles import RoleState
 logger = logging.getLogger(__name__)
 
 LIVENESS_STEPS = 5  # a heartbeat older than this many longest steps means that the engine hangs
+READINESS_SHARE = 0.5  # of the liveness limit
 MIN_LIVENESS_S = 10.0  # a busy machine delays any thread by seconds without anything being wrong
 WATCH_INTERVAL_S = 0.5
 STOP_TIMEOUT_S = 10.0
@@ -108,6 +110,10 @@ class Worker:
             logger.exception("loading failed")
             self._fail(f"The model could not be loaded: {type(error).__name__}: {error}.")
             return
+        # What a loaded model leaves behind lives as long as the process: keep it out of collections,
+        # each of which would otherwise stop every thread for a good part of a second.
+        gc.collect()
+        gc.freeze()
         self._parts = parts
         self.metrics.read_load_from(self._read_load)
         if self._state is WorkerState.DRAINING:
@@ -163,12 +169,18 @@ class Worker:
                 self._fail(problem)
                 self.open_requests.fail_all(problem)
 
-    def engine_problem(self, parts: Parts) -> str | None:
+    def readiness_problem(self) -> str | None:
+        """Why no request should be sent here now; sooner than liveness when the engine hangs."""
+        if self._state is WorkerState.READY and self._parts is not None:
+            return self.engine_problem(self._parts, patience=READINESS_SHARE)
+        return self.message
+
+    def engine_problem(self, parts: Parts, patience: float = 1.0) -> str | None:
         """What is wrong with the engine thread, if anything."""
         if parts.engine.failure is not None:
             return f"The engine stopped: {parts.engine.failure}"
         age_s = time.monotonic() - parts.engine.heartbeat_s
-        limit_s = max(MIN_LIVENESS_S, LIVENESS_STEPS * parts.engine.longest_step_s)
+        limit_s = patience * max(MIN_LIVENESS_S, LIVENESS_STEPS * parts.engine.longest_step_s)
         if age_s > limit_s:
             return f"The engine gave no sign of life for {age_s:.0f} s; at most {limit_s:.0f} s are allowed."
         return None
