@@ -69,6 +69,7 @@ def measure(found: Stage) -> list[dict[str, Any]]:
     serve_objects(found, OBJECTS)
     print(f"{OBJECTS} objects serve; waiting {SETTLE_S:g} s, then measuring {MEASURE_S:g} s", flush=True)
     time.sleep(SETTLE_S)
+    words = len(found.operator.log())
     mark, probes = found.cluster.audit.mark(), found.kubelet.script.probes
     before_s, started_s = cpu_s(pid), time.monotonic()
     time.sleep(MEASURE_S)
@@ -76,6 +77,8 @@ def measure(found: Stage) -> list[dict[str, Any]]:
     written = found.operator.writes(mark)
     for event in written:
         print(f"written at rest: {event}")
+    if written:
+        print(found.operator.log()[words:])
     print(f"{found.kubelet.script.probes - probes} links probed")
     full_mib = rss_mib(pid)
     return [

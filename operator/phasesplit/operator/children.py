@@ -119,9 +119,16 @@ class ChildrenWriter:
         self, snapshot: Snapshot, context: BuildContext, memory: ObjectMemory
     ) -> None:
         """Keep the accepted spec; older ones go once it is there."""
+        live = snapshot.children_of(CONTROLLER_REVISION)
+        if len(live) == 1 and memory.remembered is not None:
+            spec, version = memory.remembered
+            if spec is context.spec and version == live[0].version:
+                return
         revision = build_accepted_revision(context)
-        await self._child.apply(snapshot, revision, memory.applied, names.FIELD_MANAGER)
-        for child in snapshot.children_of(CONTROLLER_REVISION):
+        change = await self._child.apply(snapshot, revision, memory.applied, names.FIELD_MANAGER)
+        if change is None and len(live) == 1:
+            memory.remembered = (context.spec, live[0].version)
+        for child in live:
             if child.name != revision["metadata"]["name"] and child.owner_uid == snapshot.model.uid:
                 await self._cluster.delete(CONTROLLER_REVISION, child.namespace, child.name, uid=child.uid)
                 self._state.deleted_child(snapshot.model.key, child)

@@ -49,7 +49,7 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
     links = memory.links.facts(given.now_s)
     workers = _workers(given, observation)
     pods = read_pods(given.snapshot.worker_pods(), observation.reports, given.now_s)
-    nodes = read_nodes(given.snapshot.nodes, (*given.other_pods, *given.snapshot.worker_pods()))
+    nodes = _nodes(given, memory)
     kv_bytes = max((worker.kv_bytes_per_token for worker in workers), default=0) or None
     plan, placeable = placer.place(
         given.snapshot.model.key,
@@ -104,6 +104,20 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
         nodes=nodes,
         workers=workers,
     )
+
+
+def _nodes(given: Situation, memory: ObjectMemory) -> tuple[NodeFacts, ...]:
+    """Read anew only when a node or a pod is another one: the watches keep what has not changed."""
+    pods = (*given.other_pods, *given.snapshot.worker_pods())
+    source = (*given.snapshot.nodes, *pods)
+    known = memory.nodes
+    if (
+        known is None
+        or len(known[0]) != len(source)
+        or any(a is not b for a, b in zip(known[0], source, strict=True))
+    ):
+        known = memory.nodes = (source, read_nodes(given.snapshot.nodes, pods))
+    return known[1]
 
 
 def _judge(given: Situation, memory: ObjectMemory, classes: tuple[LatencyClass, ...]) -> MetricsVerdict:

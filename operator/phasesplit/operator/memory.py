@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import RoutingTable, ServedMode
-from phasesplit.api.v1alpha1 import Manifest
+from phasesplit.api.v1alpha1 import DisaggregatedModelSpec, Manifest
 from phasesplit.cluster.prometheus import Value
 from phasesplit.cluster.router_client import RouterAnswer
 from phasesplit.cluster.snapshot import Key
@@ -18,6 +18,7 @@ from phasesplit.operator.accept import Chosen
 from phasesplit.operator.links import LinkBook, ProbeMemory
 from phasesplit.operator.status import from_rfc3339
 from phasesplit.operator.transfers import TransferCounter
+from phasesplit.planner.facts import NodeFacts
 from phasesplit.planner.mode_types import ModeMemory
 from phasesplit.planner.scaling_types import ScalingMemory
 from phasesplit.resources.context import BuildContext
@@ -56,6 +57,8 @@ class ObjectMemory:
     chosen: tuple[tuple[object, ...], Chosen] | None = None
     table: tuple[int, RoutingTable | None] | None = None
     templates: tuple[BuildContext, Templates] | None = None
+    nodes: tuple[tuple[Manifest, ...], tuple[NodeFacts, ...]] | None = None
+    remembered: tuple[DisaggregatedModelSpec, int] | None = None  # spec and version of its ControllerRevision
     refused: tuple[int, float, str] | None = None  # generation, when, why the API server would not take it
     applied: dict[tuple[str, str, str], str] = field(default_factory=dict)  # child and manager -> difference
 

@@ -45,7 +45,7 @@ class OperatorSettings(BaseSettings):
     idle_seconds: float = Field(default=30.0, gt=0)
     """Between two looks at an object without traffic. Changes in the cluster are noticed at once anyway."""
 
-    probe_seconds: float = Field(default=5.0, gt=0)
+    probe_seconds: float = Field(default=7.0, gt=0)
     """Age of the newest measurement of a link after which it is probed, while its speed decides the mode."""
 
     workers: int = Field(default=4, ge=1, le=64)
