@@ -5,7 +5,7 @@ and no annotation. Selectors are applied by the API server, lists are read in ch
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import kopf
@@ -51,11 +51,12 @@ def build_registry(
     wake: Callable[[Key], None],
     wake_all: Callable[[], None],
     on_startup: Callable[[Mapping[str, Any]], None],
+    on_cleanup: Callable[[], Awaitable[None]],
     stale_s: Callable[[], float | None],
 ) -> kopf.OperatorRegistry:
     """All handlers. `stale_s` says for how long the loop has not moved, None while it does."""
     registry = kopf.OperatorRegistry()
-    _register_activities(registry, on_startup, stale_s)
+    _register_activities(registry, on_startup, on_cleanup, stale_s)
     _register_models(registry, wake)
     for kind in CHILD_KINDS:
         _register_children(registry, kind, wake)
@@ -88,6 +89,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
 def _register_activities(
     registry: kopf.OperatorRegistry,
     on_startup: Callable[[Mapping[str, Any]], None],
+    on_cleanup: Callable[[], Awaitable[None]],
     stale_s: Callable[[], float | None],
 ) -> None:
     @kopf.on.login(registry=registry, id="login")
@@ -98,6 +100,11 @@ def _register_activities(
     async def startup(*, settings: kopf.OperatorSettings, **indexes: Any) -> None:
         configure(settings)
         on_startup({name: indexes[name] for name in _INDEXES})
+
+    @kopf.on.cleanup(registry=registry, id="cleanup")
+    async def cleanup(**_: Any) -> None:
+        # kopf would wait seconds for our tasks to end by themselves.
+        await on_cleanup()
 
     @kopf.on.probe(registry=registry, id="loop")
     async def probe(**_: Any) -> str:

@@ -77,7 +77,7 @@ class Operator:
 
     async def run(self) -> None:
         """Serve until told to stop, or until a part fails."""
-        registry = build_registry(self._wake, self._wake_all, self._start, self._stale_s)
+        registry = build_registry(self._wake, self._wake_all, self._start, self._end, self._stale_s)
         port = self._settings.health_port
         namespace = self._settings.watch_namespace
         try:
@@ -91,9 +91,13 @@ class Operator:
                     stop_flag=self.stop,
                 )
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._end()
+
+    async def _end(self) -> None:
+        """End what was started; again is fine."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, indexes: Mapping[str, Any]) -> None:
         """Called by kopf before it watches: the indexes exist, and are filled before any wake-up."""

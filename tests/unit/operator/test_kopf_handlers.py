@@ -10,7 +10,10 @@ from phasesplit.operator.registry import build_registry, configure
 
 @pytest.fixture
 def registry() -> kopf.OperatorRegistry:
-    return build_registry(lambda key: None, lambda: None, lambda indexes: None, lambda: None)
+    async def nothing() -> None:
+        """Nothing was started."""
+
+    return build_registry(lambda key: None, lambda: None, lambda indexes: None, nothing, lambda: None)
 
 
 def test_nothing_that_marks_objects_is_registered(registry: kopf.OperatorRegistry) -> None:
