@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from phasesplit.api.routing import LatencyClass
 from phasesplit.planner.facts import LoadFacts, StepProfile
@@ -94,25 +95,41 @@ def build_demands(loads: Sequence[LoadFacts], classes: Sequence[LatencyClass]) -
     found = []
     for load in loads:
         target = by_name.get(load.class_name, classes[0])
-        if load.arrival_rate_per_s <= 0 or load.mean_prompt_tokens <= 0:
+        if not (is_positive(load.arrival_rate_per_s) and is_positive(load.mean_prompt_tokens)):
             continue
+        prompt = max(1.0, load.mean_prompt_tokens)
+        output = load.mean_output_tokens if is_positive(load.mean_output_tokens) else 1.0
+        cached = load.mean_cached_tokens if is_positive(load.mean_cached_tokens) else 0.0
+        p95 = load.p95_prompt_tokens if is_positive(load.p95_prompt_tokens) else None
         found.append(
             Demand(
                 name=target.name,
                 rate_per_s=load.arrival_rate_per_s,
-                prompt_tokens=load.mean_prompt_tokens,
-                output_tokens=max(1.0, load.mean_output_tokens),
+                prompt_tokens=prompt,
+                output_tokens=max(1.0, output),
                 ttft_s=target.ttft_s,
                 tpot_s=target.tpot_s,
                 share=target.percentile / 100,
                 priority=target.priority,
-                cached_tokens=min(load.mean_cached_tokens, load.mean_prompt_tokens - 1),
-                prompt_variation=squared_variation(
-                    load.mean_prompt_tokens, load.p95_prompt_tokens, _DEFAULT_VARIATION
-                ),
+                cached_tokens=min(cached, prompt - 1),
+                prompt_variation=squared_variation(prompt, p95, _DEFAULT_VARIATION),
             )
         )
     return tuple(found)
+
+
+def is_positive(value: float | None) -> TypeGuard[float]:
+    """A number above zero that may be reckoned with; what comes from queries may be NaN or infinite."""
+    return value is not None and math.isfinite(value) and value > 0
+
+
+def usable_profile(profile: StepProfile | None) -> StepProfile | None:
+    """A profile under which every step takes time; one that says otherwise says nothing."""
+    if profile is None or not is_positive(profile.per_prefill_token_s):
+        return None
+    if not is_positive(profile.base_s + profile.per_decode_sequence_s):
+        return None
+    return profile
 
 
 def scale_demands(demands: Sequence[Demand], factor: float) -> tuple[Demand, ...]:

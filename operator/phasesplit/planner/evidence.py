@@ -13,7 +13,14 @@ from phasesplit.planner.capacity import (
     tuned_colocated,
 )
 from phasesplit.planner.colocated_serving import predict_colocated
-from phasesplit.planner.demand import Demand, Hardware, Prediction, build_demands
+from phasesplit.planner.demand import (
+    Demand,
+    Hardware,
+    Prediction,
+    build_demands,
+    is_positive,
+    usable_profile,
+)
 from phasesplit.planner.links import MAX_AGE_S
 from phasesplit.planner.mode_types import LinkVerdict, ModeInput
 from phasesplit.planner.performance import decode_step_s, prefill_s
@@ -109,7 +116,7 @@ def has_traffic(given: ModeInput) -> bool:
 
 def is_measured(given: ModeInput) -> bool:
     """Do both pools have a step profile fitted from real steps, and is the KV size known?"""
-    profiles = [given.profiles.get(pool) for pool in (Pool.PREFILL, Pool.DECODE)]
+    profiles = [usable_profile(given.profiles.get(pool)) for pool in (Pool.PREFILL, Pool.DECODE)]
     fitted = all(
         item is not None and not item.guessed and item.num_samples >= MIN_SAMPLES for item in profiles
     )
@@ -118,11 +125,13 @@ def is_measured(given: ModeInput) -> bool:
 
 def build_hardware(given: ModeInput, link: LinkVerdict) -> Hardware | None:
     """What the predictions run on; None while profiles or model are unknown."""
-    prefill, decode = given.profiles.get(Pool.PREFILL), given.profiles.get(Pool.DECODE)
+    prefill, decode = (usable_profile(given.profiles.get(pool)) for pool in (Pool.PREFILL, Pool.DECODE))
     if prefill is None or decode is None or not given.kv_bytes_per_token:
         return None
     rooms = [worker.kv_total_tokens for worker in given.workers if worker.kv_total_tokens > 0]
-    fresh = [item.bytes_per_s for item in given.links if item.age_s <= MAX_AGE_S and item.bytes_per_s > 0]
+    fresh = [
+        item.bytes_per_s for item in given.links if item.age_s <= MAX_AGE_S and is_positive(item.bytes_per_s)
+    ]
     have = median(fresh) if fresh else link.have_bytes_per_s
     return Hardware(
         prefill_profile=prefill,

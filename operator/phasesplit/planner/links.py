@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
+from phasesplit.planner.demand import is_positive, usable_profile
 from phasesplit.planner.facts import LinkFacts, LoadFacts, StepProfile, WorkerFacts
 from phasesplit.planner.mode_types import LinkVerdict, ModeInput, TransferWindow
 from phasesplit.planner.performance import prefill_chunk_tokens, prefill_s
@@ -42,16 +43,24 @@ def link_need(
     """What one prefill worker asks of its link; None while nothing is known of it."""
     if min_bandwidth_bytes_per_s is not None:
         return LinkNeed(min_bandwidth_bytes_per_s, None, kv_bytes_per_token or 0.0, summed=False)
+    profile = usable_profile(profile)
     if profile is None or not kv_bytes_per_token:
         return None
-    rate = sum(load.arrival_rate_per_s for load in loads)
-    prompt = _TYPICAL_PROMPT_TOKENS
-    cached = 0.0
+    flowing = [load for load in loads if is_positive(load.arrival_rate_per_s)]
+    flowing = [load for load in flowing if is_positive(load.mean_prompt_tokens)]
+    rate = sum(load.arrival_rate_per_s for load in flowing)
+    prompt, cached = _TYPICAL_PROMPT_TOKENS, 0.0
     if rate > 0:
-        prompt = sum(load.arrival_rate_per_s * load.mean_prompt_tokens for load in loads) / rate
-        cached = sum(load.arrival_rate_per_s * load.mean_cached_tokens for load in loads) / rate
-        prompt = max(1.0, prompt)
-    seconds = prefill_s(profile, prompt, prefill_chunk_tokens(profile, prompt), cached_tokens=cached)
+        prompt = sum(load.arrival_rate_per_s * load.mean_prompt_tokens for load in flowing) / rate
+        cached = sum(
+            load.arrival_rate_per_s * load.mean_cached_tokens
+            for load in flowing
+            if is_positive(load.mean_cached_tokens)
+        )
+        prompt, cached = max(1.0, prompt), min(cached / rate, prompt - 1)
+    seconds = prefill_s(
+        profile, prompt, prefill_chunk_tokens(profile, prompt), cached_tokens=max(0.0, cached)
+    )
     if seconds <= 0:
         return None
     tokens_per_s = prompt / seconds
@@ -126,7 +135,11 @@ def _measured_pairs(
     newest: dict[tuple[str, str], LinkFacts] = {}
     for link in links:
         key = (link.from_node, link.to_node)
-        if link.age_s <= MAX_AGE_S and (key not in newest or link.age_s < newest[key].age_s):
+        if (
+            link.age_s <= MAX_AGE_S
+            and is_positive(link.bytes_per_s)
+            and (key not in newest or link.age_s < newest[key].age_s)
+        ):
             newest[key] = link
     total_prefill, total_decode = sum(prefill.values()), sum(decode.values())
     pairs = []

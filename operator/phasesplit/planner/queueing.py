@@ -28,7 +28,7 @@ class Wait:
 
     def share_within(self, limit_s: float) -> float:
         """Share of the requests that wait no longer than that."""
-        if limit_s < 0 or math.isinf(self.mean_s):
+        if not limit_s >= 0 or math.isinf(self.mean_s):
             return 0.0
         if self.mean_s <= 0:
             return 1.0

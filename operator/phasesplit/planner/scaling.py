@@ -14,7 +14,13 @@ from phasesplit.api.v1alpha1 import RoleSwitching, ScalingPolicy
 from phasesplit.planner.facts import WorkerFacts
 from phasesplit.planner.metrics_types import Permission
 from phasesplit.planner.scaling_clamp import Counts, repair_one_sided, shrink_until
-from phasesplit.planner.scaling_need import WorkerNeed, correct, find_need, remember
+from phasesplit.planner.scaling_need import (
+    WorkerNeed,
+    correct,
+    find_need,
+    remember,
+    total_rate_per_s,
+)
 from phasesplit.planner.scaling_roles import (
     ROLE_PAUSE_S,
     assign_roles,
@@ -215,7 +221,7 @@ def _held_because(given: ScalingInput, need: WorkerNeed, changes: str) -> str | 
 
 
 def _needs_sentence(given: ScalingInput, need: WorkerNeed) -> str:
-    rate = sum(load.arrival_rate_per_s for load in given.loads)
+    rate = total_rate_per_s(given.loads)
     if need.detail:
         return need.detail
     if given.mode is ServedMode.SPLIT:

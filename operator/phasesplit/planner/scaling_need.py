@@ -10,8 +10,16 @@ from dataclasses import dataclass, replace
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import ServedMode
 from phasesplit.planner.capacity import Need, needed_colocated, needed_split, tuned_colocated
-from phasesplit.planner.demand import Demand, Hardware, Prediction, build_demands, scale_demands
-from phasesplit.planner.facts import StepProfile
+from phasesplit.planner.demand import (
+    Demand,
+    Hardware,
+    Prediction,
+    build_demands,
+    is_positive,
+    scale_demands,
+    usable_profile,
+)
+from phasesplit.planner.facts import LoadFacts, StepProfile
 from phasesplit.planner.performance import prefill_chunk_tokens, prefill_s
 from phasesplit.planner.scaling_types import ScalingInput, ScalingMemory, ScalingPoint
 from phasesplit.planner.split_serving import predict_split
@@ -40,8 +48,8 @@ class WorkerNeed:
 
 def build_hardware(given: ScalingInput, memory: ScalingMemory) -> Hardware | None:
     """What predictions run on, corrected by what was observed; None without a profile."""
-    prefill = given.profiles.get(Pool.PREFILL) or given.profiles.get(Pool.DECODE)
-    decode = given.profiles.get(Pool.DECODE) or prefill
+    prefill, decode = (usable_profile(given.profiles.get(pool)) for pool in (Pool.PREFILL, Pool.DECODE))
+    prefill, decode = prefill or decode, decode or prefill
     if prefill is None or decode is None:
         return None
     return Hardware(
@@ -53,13 +61,18 @@ def build_hardware(given: ScalingInput, memory: ScalingMemory) -> Hardware | Non
     )
 
 
+def total_rate_per_s(loads: Sequence[LoadFacts]) -> float:
+    """Arrivals of all classes whose rate is known."""
+    return sum(load.arrival_rate_per_s for load in loads if is_positive(load.arrival_rate_per_s))
+
+
 def forecast_factor(given: ScalingInput) -> float:
     """Load expected when a worker started now would serve, over the load now; at least 1.
 
     A straight line through the rates of the last minutes, carried forward; only a slope that stands
     out of the noise counts.
     """
-    rate = sum(load.arrival_rate_per_s for load in given.loads)
+    rate = total_rate_per_s(given.loads)
     recent = [p for p in given.memory.points if given.now_s - p.at_s <= _TREND_WINDOW_S]
     if rate <= 0 or len(recent) < _TREND_POINTS:
         return 1.0
@@ -123,7 +136,7 @@ def remember(given: ScalingInput, memory: ScalingMemory, keep: Mapping[Pool, int
 
     It proves that the down window is covered by observation.
     """
-    rate = sum(load.arrival_rate_per_s for load in given.loads)
+    rate = total_rate_per_s(given.loads)
     horizon_s = given.now_s - max(given.down_stabilization_s, _TREND_WINDOW_S)
     old = [point for point in memory.points if point.at_s < horizon_s]
     recent = [point for point in memory.points if point.at_s >= horizon_s]
@@ -222,10 +235,11 @@ def _mean_ratio(given: ScalingInput, predicted: Prediction, what: str) -> float 
         found = by_name.get(load.class_name)
         seen = load.ttft_p50_s if what == "ttft" else load.tpot_p50_s
         expected = None if found is None else found.ttft_s if what == "ttft" else found.tpot_s
-        if seen is None or not expected or math.isinf(expected):
+        if not is_positive(seen) or not is_positive(expected):
             continue
-        total += load.arrival_rate_per_s * seen / expected
-        weight += load.arrival_rate_per_s
+        rate = load.arrival_rate_per_s if is_positive(load.arrival_rate_per_s) else 0.0
+        total += rate * seen / expected
+        weight += rate
     return total / weight if weight > 0 else None
 
 
