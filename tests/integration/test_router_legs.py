@@ -172,7 +172,8 @@ async def test_a_worker_refusing_the_request_is_quoted() -> None:
         assert status == 400
         assert answer["error"]["message"] == "temperature: too hot."
         assert len(site.prefills[0].legs) == 0
-        assert (await site.router.report()).in_flight == 0
+        report = await site.router.report()
+        assert (report.in_flight, report.failed_total, report.classes[0].finished) == (0, 0, 0)
 
 
 async def test_api_keys_guard_the_openai_endpoints_alone(tmp_path) -> None:  # type: ignore[no-untyped-def]

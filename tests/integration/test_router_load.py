@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
 import pytest
 
 from helpers_fake_worker import expected_text
-from helpers_router import Site, Streamed, colocated_table, running_site, split_table, wait_until
+from helpers_router import ROOT, Site, Streamed, colocated_table, running_site, split_table, wait_until
 from phasesplit.api.reports import StepProfile
 from phasesplit.api.routing import LatencyClass, WhenInfeasible
 
@@ -208,3 +211,29 @@ async def _new_connection(port: int) -> Any:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.close()
     return reader
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--port", "99999"), "--port 99999"),
+        (("--stall-s", "0"), "--stall-s 0"),
+        (("--admin-token-file", "/nowhere/token"), "--admin-token-file /nowhere/token"),
+        (("--api-keys-dir", "/nowhere"), "--api-keys-dir /nowhere"),
+        ((), "set KUBECONFIG or pass --routing-file"),
+    ],
+)
+def test_bad_flags_are_one_sentence(flags: tuple[str, ...], named: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
+    environment["PYTHONPATH"] = os.pathsep.join(str(ROOT / folder) for folder in ("worker", "operator"))
+    done = subprocess.run(
+        [sys.executable, "-m", "phasesplit_router", "--object", "a", "--namespace", "b", *flags],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr

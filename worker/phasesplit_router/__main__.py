@@ -42,7 +42,15 @@ async def serve(settings: RouterSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    discovery = await _discovery(settings)
     router = Router(settings)
+    try:
+        await _run(settings, router, discovery, stop)
+    finally:
+        await router.close()
+
+
+async def _run(settings: RouterSettings, router: Router, discovery: Discovery, stop: asyncio.Event) -> None:
     server = RouterServer(router)
     # Cancellation of handlers is how a client's disconnect reaches the legs at once.
     runner = web.AppRunner(server.app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
@@ -56,7 +64,6 @@ async def serve(settings: RouterSettings) -> None:
     logger.info(
         "serving %s/%s on %s:%d", settings.namespace, settings.object_name, settings.host, settings.port
     )
-    discovery = await _discovery(settings)
     background = [
         asyncio.ensure_future(discovery.run(router.take_snapshot)),
         asyncio.create_task(router.monitor.run_watchdog()),
@@ -75,8 +82,8 @@ async def serve(settings: RouterSettings) -> None:
     await _drain(router, settings.drain_s)
     for task in background:
         task.cancel()
+    await asyncio.wait(background, timeout=2)
     await runner.cleanup()
-    await router.close()
     for task in failed:
         task.result()
 

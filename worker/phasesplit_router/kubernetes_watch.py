@@ -76,16 +76,19 @@ class KubernetesWatch:
         table_path = f"/api/v1/namespaces/{self._namespace}/configmaps"
         slices_path = f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices"
         services = ",".join(self._pools)
-        await asyncio.gather(
-            self._forever(
-                table_path, {"fieldSelector": f"metadata.name={self._routing_name}"}, self._take_maps
-            ),
-            self._forever(
-                slices_path,
-                {"labelSelector": f"kubernetes.io/service-name in ({services})"},
-                self._take_slices,
-            ),
-        )
+        try:
+            await asyncio.gather(
+                self._forever(
+                    table_path, {"fieldSelector": f"metadata.name={self._routing_name}"}, self._take_maps
+                ),
+                self._forever(
+                    slices_path,
+                    {"labelSelector": f"kubernetes.io/service-name in ({services})"},
+                    self._take_slices,
+                ),
+            )
+        finally:
+            await self._client.close()
 
     async def _forever(
         self, path: str, selector: dict[str, str], take: Callable[[dict[str, Json]], None]

@@ -125,11 +125,11 @@ class Metrics:
         self._migrations.inc()
 
     def ended(self, record: Record) -> None:
-        """Count a request that ended. One whose client left is neither attained nor missed."""
+        """Count a request that ended. One whose client left or erred is neither attained nor missed."""
         slo = record.latency_class.name
         if record.rejected:
             self._rejected.labels(*self._object, slo, record.rejected).inc()
-        if not record.abandoned:
+        if record.is_counted:
             self._requests.labels(*self._object, slo).inc()
             if record.is_attained:
                 self._attained.labels(*self._object, slo).inc()

@@ -44,6 +44,7 @@ class Record:
     rejected: str = ""  # reason, when it was refused
     failed: bool = False
     abandoned: bool = False  # the client went away
+    invalid: bool = False  # the worker found a mistake in it
 
     @property
     def ttft_s(self) -> float | None:
@@ -75,9 +76,14 @@ class Record:
         return sum(self.waits_s.values())
 
     @property
+    def is_counted(self) -> bool:
+        """Does it count for its class, as attained or missed."""
+        return not self.abandoned and not self.invalid
+
+    @property
     def is_finished(self) -> bool:
         """Served to its end."""
-        return self.finish_reason is not None and not self.failed and not self.abandoned
+        return self.finish_reason is not None and not self.failed and self.is_counted
 
     @property
     def is_attained(self) -> bool:
@@ -150,7 +156,7 @@ class Ledger:
             self._traces.move_to_end(record.request_id)
             if len(self._traces) > MAX_TRACES:
                 self._traces.popitem(last=False)
-        if record.abandoned:
+        if not record.is_counted:
             return
         self._samples.append(
             _Sample(

@@ -155,7 +155,8 @@ class RouterServer:
             record.abandoned = True
             return sink.response if sink and sink.response else web.Response()
         except LegRejectedError as error:
-            record.failed = True
+            # The client's mistake, which only the worker could see: neither attained nor missed.
+            record.invalid = True
             return web.Response(
                 status=error.status,
                 body=error.body,
