@@ -28,7 +28,8 @@ from phasesplit_router.request import ClientRequest
 from phasesplit_router.retry import RetryBudget
 from phasesplit_router.workers import Worker, WorkerBook
 
-TAIL_S = 1.0  # wait for the report after the last token
+TAIL_S = 1.0  # the client waits this long for the report after the last token
+FIRST_TAIL_S = 10.0  # leg 1's end is read in the background
 
 LegOpener = Callable[[Worker, str, bytes, dict[str, str]], Leg]
 
@@ -209,7 +210,7 @@ class Attempt:
     async def _finish_first(self, leg: Leg) -> None:
         """Read what follows leg 1's token: its report, for the trace."""
         try:
-            async with asyncio.timeout(TAIL_S):
+            async with asyncio.timeout(FIRST_TAIL_S):
                 while await leg.read():
                     pass
             self._progress.record.prefill = leg.report
