@@ -9,6 +9,7 @@ import sys
 import uvloop
 from aiohttp import web
 
+from phasesplit_router.credentials import wait_for_change
 from phasesplit_router.file_watch import FileWatch
 from phasesplit_router.router import Router
 from phasesplit_router.server import RouterServer
@@ -50,6 +51,14 @@ async def serve(settings: RouterSettings) -> None:
         await router.close()
 
 
+async def _stop_on_new_token(settings: RouterSettings, stop: asyncio.Event) -> None:
+    """A token made anew is taken up by starting again."""
+    await wait_for_change((settings.admin_token_file,))
+    logger.warning("the admin token has changed; ending, to start again with it")
+    stop.set()
+    await asyncio.Event().wait()  # like the other background tasks, it never ends by itself
+
+
 async def _run(settings: RouterSettings, router: Router, discovery: Discovery, stop: asyncio.Event) -> None:
     server = RouterServer(router)
     # Cancellation of handlers is how a client's disconnect reaches the legs at once.
@@ -67,6 +76,7 @@ async def _run(settings: RouterSettings, router: Router, discovery: Discovery, s
     background = [
         asyncio.ensure_future(discovery.run(router.take_snapshot)),
         asyncio.create_task(router.monitor.run_watchdog()),
+        asyncio.create_task(_stop_on_new_token(settings, stop)),
     ]
     stopping = asyncio.create_task(stop.wait())
     # Neither discovery nor the watchdog ever ends by itself: if one does, its error ends the process.

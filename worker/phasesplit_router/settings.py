@@ -20,6 +20,7 @@ class RouterSettings:
     host: str = "0.0.0.0"  # noqa: S104  the router serves the pod network
     port: int = names.ROUTER_API_PORT
     admin_token: str | None = None
+    admin_token_file: Path | None = None  # watched: a new token is taken up by a restart
     api_keys_dir: Path | None = None
     routing_file: Path | None = None
     trace_text: bool = False
@@ -65,6 +66,7 @@ def parse_settings(arguments: list[str] | None = None) -> RouterSettings:
         host=flags.host,
         port=flags.port,
         admin_token=_read_token(flags.admin_token_file),
+        admin_token_file=flags.admin_token_file,
         api_keys_dir=flags.api_keys_dir,
         routing_file=flags.routing_file,
         trace_text=flags.trace_text,

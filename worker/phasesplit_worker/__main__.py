@@ -17,6 +17,7 @@ from phasesplit_worker.config import WorkerConfig, parse_args
 from phasesplit_worker.errors import ConfigError
 from phasesplit_worker.server.app import build_app, build_runner
 from phasesplit_worker.server.auth import AdminAuth
+from phasesplit_worker.server.credentials import wait_for_change
 from phasesplit_worker.server.metrics import WorkerMetrics
 from phasesplit_worker.server.ports import Parts
 from phasesplit_worker.server.worker import Worker
@@ -43,7 +44,13 @@ async def serve(config: WorkerConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     worker.start()
-    await signals.get()
+    asking = asyncio.ensure_future(signals.get())
+    changing = asyncio.ensure_future(wait_for_change((config.admin_token_file, config.transfer_key_file)))
+    await asyncio.wait({asking, changing}, return_when=asyncio.FIRST_COMPLETED)
+    if changing.done():
+        asking.cancel()
+        logger.warning("the admin token or the transfer key has changed; ending, to start again with it")
+    changing.cancel()
     logger.info("draining for at most %.0f s", config.drain_s)
     worker.drain()
     second = asyncio.ensure_future(signals.get())
