@@ -4,7 +4,7 @@ Here its inputs are put together and its answers fitted into one desired state.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from phasesplit.api import names
@@ -144,12 +144,19 @@ def _judge(given: Situation, memory: ObjectMemory, classes: tuple[LatencyClass, 
 
 
 def _workers(given: Situation, observation: Observation) -> tuple[WorkerFacts, ...]:
-    """Workers that exist as pods; a report of a pod that is gone is history."""
+    """Workers that exist as pods; a report of a pod that is gone is history.
+
+    A worker's role is what the live table says: its own report may be older than the last switch.
+    """
     ready = {pod.name: pod.ready and not pod.terminating for pod in observation.rollout}
     facts = [
         WorkerFacts.from_report(report) for pod, report in sorted(observation.reports.items()) if pod in ready
     ]
-    return tuple(fact for fact in facts if fact.ready and ready[fact.pod])
+    return tuple(_with_live_role(fact, given.live_table) for fact in facts if fact.ready and ready[fact.pod])
+
+
+def _with_live_role(fact: WorkerFacts, live: RoutingTable | None) -> WorkerFacts:
+    return fact if live is None else replace(fact, role=live.role_of(fact.pod, fact.pool))
 
 
 def _wanted(given: Situation, pool: Pool) -> int:

@@ -249,3 +249,16 @@ def test_the_report_of_a_pod_that_is_gone_is_history() -> None:
     ghost = worker(Pool.DECODE).model_copy(update={"pod": "chat-decode-7"})
     scene.report = scene.report.model_copy(update={"workers": [*scene.report.workers, ghost]})
     assert {item.pod for item in scene.decide().workers} == {"chat-prefill-0", "chat-decode-0"}
+
+
+def test_a_worker_has_the_role_of_the_table_whatever_its_report_says() -> None:
+    scene = Scene(mode="Split")
+    scene.link(1e9)
+    scene.decide()
+    assert {item.pod: item.role for item in scene.decide(1).workers} == {
+        "chat-prefill-0": Role.PREFILL,
+        "chat-decode-0": Role.DECODE,
+    }
+    switched = {"chat-decode-0": Role.PREFILL}
+    scene.live = scene.live.model_copy(update={"roles": switched})  # type: ignore[union-attr]
+    assert {item.role for item in scene.decide(1).workers} == {Role.PREFILL}
