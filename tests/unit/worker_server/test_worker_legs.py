@@ -1,12 +1,15 @@
 """The legs between router and worker: order of events, replay, refusals, ends."""
 
 import asyncio
+import contextlib
 import json
 
+import aiohttp
 import pytest
 
 from helpers_worker_server import ADMIN_TOKEN, DEFAULT_ANSWER, EOS, MODEL, sse_events, wait_until
 from phasesplit_worker.server.ports import PullFailedError
+from phasesplit_worker.server.streaming import EventStream
 
 ADMIN = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
 PROMPT = {"model": MODEL, "prompt": "x", "max_tokens": 60, "temperature": 0}
@@ -207,6 +210,19 @@ async def test_a_disconnect_while_nothing_is_sent_frees_the_blocks(served) -> No
     with pytest.raises(asyncio.TimeoutError):
         async with asyncio.timeout(0.2):
             await events(served, PROMPT | {"stream": True})
+    await _idle(served)
+
+
+async def test_a_first_token_that_nobody_reads_holds_nothing(served, monkeypatch) -> None:
+    async def send(stream: EventStream, *events: dict) -> None:
+        if "choices" in events[0]:
+            raise ConnectionResetError("the router is gone")
+        await original(stream, *events)
+
+    original = EventStream.send
+    monkeypatch.setattr(EventStream, "send", send)
+    with contextlib.suppress(aiohttp.ClientError):
+        await events(served, PROMPT | LEG_1)
     await _idle(served)
 
 

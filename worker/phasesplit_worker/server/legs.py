@@ -82,7 +82,9 @@ class LegRun:
             await stream.send(error.body())
             return await stream.finish(done=False)
         finally:
-            if not (self._generation.is_finished or self._keeps_blocks):
+            # A leg 1 that could not say its token has finished, but its KV would wait for nobody.
+            is_over = self._generation.is_finished and self._leg.request.kind is not RequestKind.PREFILL
+            if not (is_over or self._keeps_blocks):
                 self._abort()
 
     def _abort(self) -> None:
