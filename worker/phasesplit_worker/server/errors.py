@@ -114,7 +114,10 @@ async def error_middleware(request: web.Request, handler: _Handler) -> web.Strea
     except web.HTTPException as error:
         return _from_http(error, request).response()
     except ConnectionResetError:
-        raise  # the client is gone; aiohttp closes the connection
+        # The client is gone. Raised on, aiohttp would log it as a server error with a stack trace.
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()  # nobody reads it
     except Exception:  # the one place where an unforeseen failure becomes an answer instead of a hang
         logger.exception("unexpected error while serving %s %s", request.method, request.path)
         return internal_error().response()
