@@ -79,9 +79,15 @@ def _build_container(context: BuildContext) -> Manifest:
             {"name": "HOME", "value": TMP_MOUNT["mountPath"]},
         ],
         "ports": [{"name": "http", "containerPort": names.ROUTER_API_PORT, "protocol": "TCP"}],
+        # Importing takes long where processors are short: a slow start is no reason to end it.
+        "startupProbe": {
+            "httpGet": {"path": names.PATH_HEALTH, "port": "http"},
+            "periodSeconds": 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": 90,
+        },
         "livenessProbe": {
             "httpGet": {"path": names.PATH_HEALTH, "port": "http"},
-            "initialDelaySeconds": 5,
             "periodSeconds": 10,
             "timeoutSeconds": 5,
             "failureThreshold": 6,
