@@ -38,11 +38,15 @@ demo-down: setup ## Remove what `make demo` made
 	@$(PY) -m demo down
 
 .PHONY: test
-test: setup lint ## Run every test (lint, unit, contract, integration, cluster)
+test: setup lint ## Run every test that needs no cluster (lint, unit, contract, integration)
+	@$(PY) -m testbed.model
+	@$(PY) -m pytest $(TESTS) -q -m "not cluster" --durations=25
+
+.PHONY: test-cluster
+test-cluster: setup ## Run the tests on a real cluster (the testbed, or CONTEXT=name)
 	@$(PY) -m testbed build
 	@$(PY) -m testbed.model
-	@$(PY) -m pytest $(TESTS) -q --durations=25
-	@$(PY) -m testbed down
+	@$(PY) -m pytest $(TESTS) -v -m cluster --durations=25; status=$$?; $(PY) -m testbed down; exit $$status
 
 .PHONY: test-unit
 test-unit: setup ## Run the fast tests alone (under a minute)

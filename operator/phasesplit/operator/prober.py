@@ -18,7 +18,7 @@ from phasesplit.planner.facts import WorkerFacts
 
 logger = logging.getLogger(__name__)
 
-_PROBE_DEADLINE_S = 2.0
+_PROBE_DEADLINE_S = 5.0  # a link of 2 Mbit/s still gives a number
 # Two passes within this time use the same reports.
 _REPORTS_FRESH_S = 1.0
 

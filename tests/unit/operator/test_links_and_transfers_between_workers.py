@@ -135,7 +135,7 @@ def test_probing_takes_at_most_one_percent_of_the_time() -> None:
 def test_a_probe_is_as_large_as_the_link_carries_in_half_a_second() -> None:
     assert probe_bytes(None) == MAX_PROBE_BYTES
     assert probe_bytes(1e9) == MAX_PROBE_BYTES
-    assert probe_bytes(2e6) == 1_000_000
+    assert probe_bytes(3e6) == 1_500_000
     assert probe_bytes(1e3) == MIN_PROBE_BYTES
 
 
