@@ -292,7 +292,7 @@ def sse_events(text: str) -> list[str]:
     return [part.removeprefix("data: ") for part in text.split("\n\n") if part]
 
 
-async def wait_until(predicate: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def wait_until(predicate: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Poll until true, because what is waited for happens on threads."""
     async with asyncio.timeout(timeout_s):
         while not predicate():  # noqa: ASYNC110

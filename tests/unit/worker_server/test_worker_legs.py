@@ -194,7 +194,7 @@ async def _disconnect_in_the_middle(served, body: dict) -> None:
     # leaving the context closes the connection because the answer is not read to its end
 
 
-async def _idle(served, timeout_s: float = 2.0) -> None:
+async def _idle(served, timeout_s: float = 10.0) -> None:
     await wait_until(served.engine.is_idle, timeout_s)
 
 
