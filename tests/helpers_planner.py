@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from hypothesis import HealthCheck, settings
+
 from phasesplit.api.names import Pool, Role
 from phasesplit.api.reports import StepProfile
 from phasesplit.api.routing import LatencyClass, ServedMode
@@ -9,6 +11,9 @@ from phasesplit.api.v1alpha1 import Fallback, Mode
 from phasesplit.planner.facts import LinkFacts, LoadFacts, WorkerFacts
 from phasesplit.planner.mode_types import ModeInput, ModeMemory, PoolPresence
 from phasesplit.planner.scaling_types import PoolBounds, ScalingInput
+
+# Properties are about values; how busy the machine is must not fail them.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 MBIT = 1e6 / 8
 # One core with SmolLM2-135M in float32: about 210 prompt tokens/s, 72 ms per decoded token.

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers_planner import PATIENT
 from phasesplit.api import metric_names as names
 from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
@@ -173,6 +174,7 @@ inputs = st.builds(
 )
 
 
+@PATIENT
 @given(inputs)
 def test_what_is_usable_is_sensible_and_doubt_never_shrinks(metrics: MetricsInput) -> None:
     verdict = judge_metrics(metrics)
@@ -183,6 +185,7 @@ def test_what_is_usable_is_sensible_and_doubt_never_shrinks(metrics: MetricsInpu
         assert metrics.router_flowing is False
 
 
+@PATIENT
 @given(inputs)
 def test_order_of_samples_changes_nothing(metrics: MetricsInput) -> None:
     reverse = MetricsInput(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_planner import CPU, GPU
+from helpers_planner import CPU, GPU, PATIENT
 from phasesplit.api.names import Role
 from phasesplit.api.reports import StepProfile
 from phasesplit.planner import performance, queueing
@@ -31,6 +31,7 @@ def test_step_adds_or_hides_by_overlap() -> None:
     assert [took(0.0), took(0.5), took(1.0)] == pytest.approx([6.0, 5.0, 4.0])
 
 
+@PATIENT
 @given(st.integers(1, 5000), st.integers(1, 700), st.integers(0, 3000))
 def test_prefill_in_chunks_is_the_sum_of_its_steps(prompt: int, chunk: int, cached: int) -> None:
     cached = min(cached, prompt - 1)
@@ -51,6 +52,7 @@ def test_smollm_on_a_core_needs_what_was_measured() -> None:
     assert 70 * MBIT < tokens_per_s * 46_080 < 85 * MBIT
 
 
+@PATIENT
 @given(st.floats(0.005, 5), st.integers(0, 64), st.integers(0, 4000))
 def test_chunk_is_the_largest_that_keeps_the_target(tpot_s: float, batch: int, context: int) -> None:
     chunk = performance.colocated_chunk_tokens(GPU, tpot_s, batch=batch, context_tokens=context)
@@ -108,6 +110,7 @@ def test_overload_waits_without_end_but_spares_the_higher_class() -> None:
     assert second.share_within(100) == 0.0
 
 
+@PATIENT
 @given(st.floats(0.1, 0.95), st.integers(1, 32))
 def test_wait_falls_with_servers_and_grows_with_load(load: float, servers: int) -> None:
     def wait(rho: float, count: int) -> float:
@@ -142,6 +145,7 @@ def test_variation_from_a_95th_percentile() -> None:
     assert queueing.squared_variation(1.0, None, 0.5) == 0.5
 
 
+@PATIENT
 @given(st.floats(0.01, 100))
 def test_sustainable_factor_finds_the_edge(edge: float) -> None:
     found = sustainable_factor(lambda factor: factor <= edge)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers_planner import auto_object, scaling_input, split_object
+from helpers_planner import PATIENT, auto_object, scaling_input, split_object
 from phasesplit.api.names import Pool
 from phasesplit.api.reports import StepProfile
 from phasesplit.api.routing import LatencyClass, ServedMode
@@ -89,7 +89,7 @@ def mode_inputs(draw: st.DrawFn) -> ModeInput:
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(PATIENT, max_examples=50)
 @given(mode_inputs())
 def test_mode_is_always_decided(given_input: ModeInput) -> None:
     decision = decide_mode(given_input)
@@ -117,7 +117,7 @@ def scaling_inputs(draw: st.DrawFn) -> ScalingInput:
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(PATIENT, max_examples=50)
 @given(scaling_inputs())
 def test_scaling_is_always_planned(given_input: ScalingInput) -> None:
     decision = plan_scaling(given_input)

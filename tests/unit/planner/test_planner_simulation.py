@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers_planner import CPU, GPU
+from helpers_planner import CPU, GPU, PATIENT
 from helpers_traces import random_trace
 from phasesplit.api.reports import StepProfile
 from phasesplit.planner.colocated_serving import predict_colocated
@@ -113,6 +113,7 @@ def test_runs_of_steps_equal_single_steps(profile: StepProfile, chunk: int) -> N
         assert found.tpot_s[index] == pytest.approx((last - first) / steps if steps else 0.0, rel=1e-6)
 
 
+@PATIENT
 @given(st.integers(1, 500), st.integers(1, 64), st.floats(0, 1e5), st.integers(0, 2000), st.floats(0, 1e4))
 def test_run_is_the_sum_of_its_steps(
     steps: int, batch: int, contexts: float, chunk: int, before: float
@@ -125,6 +126,7 @@ def test_run_is_the_sum_of_its_steps(
     assert law.run_s(steps, chunk, before, batch, contexts) == pytest.approx(single, rel=1e-9)
 
 
+@PATIENT
 @given(st.floats(1e-6, 100), st.integers(1, 64), st.floats(1, 1e6))
 def test_steps_until_is_the_first_boundary_not_before(seconds: float, batch: int, contexts: float) -> None:
     law = Law(GPU)
@@ -134,6 +136,7 @@ def test_steps_until_is_the_first_boundary_not_before(seconds: float, batch: int
         assert law.run_s(steps - 1, 0, 0, batch, contexts) <= seconds * (1 + 1e-6)
 
 
+@PATIENT
 @given(st.floats(1e-3, 2), st.floats(0, 1e4), st.integers(0, 64), st.floats(0, 1), st.integers(0, 1))
 def test_chunk_within_fills_the_budget(
     budget_s: float, before: float, batch: int, overlap: float, attention: int
@@ -189,7 +192,7 @@ plans = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(PATIENT, max_examples=40)
 @given(st.integers(0, 1000), plans, st.sampled_from([4000, 20_000, 300_000]), st.sampled_from([2, 64]))
 def test_every_request_ends_and_none_is_served_before_it_could_be(
     seed: int, plan: Plan, kv_tokens: int, most: int
