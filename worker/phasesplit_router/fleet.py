@@ -115,6 +115,7 @@ class Fleet:
     mode: ServedMode
     workers: tuple[WorkerView, ...]
     colocated_allowed: bool = True
+    split_suspended: bool = False  # the operator says that the split cannot serve, and nothing else may
     links: Mapping[tuple[str, str], float] = field(default_factory=dict)  # nodes -> bytes/s
     quarantined: frozenset[tuple[str, str]] = frozenset()
     transfer_deadline_s: float | None = None

@@ -75,7 +75,7 @@ def choose(demand: Demand, fleet: Fleet) -> Decision:
     both = _by_role(workers, Role.COLOCATED)
     if demand.is_replay:
         return _single(demand, [*decodes, *both] or prefills, LocalReason.REPLAY)
-    pairs = [(p, d) for p in prefills for d in decodes if _agree(p, d)]
+    pairs = [(p, d) for p in prefills for d in decodes if _agree(p, d) and not fleet.split_suspended]
     usable = [(p, d) for p, d in pairs if (p.pod, d.pod) not in fleet.quarantined]
     if usable:
         return _split(demand, fleet, usable)

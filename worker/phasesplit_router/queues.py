@@ -126,6 +126,7 @@ class Queues:
             mode=table.mode if table else ServedMode.COLOCATED,
             workers=self._book.views(now_s),
             colocated_allowed=table.colocated_allowed if table else True,
+            split_suspended=bool(table and table.reason and not table.colocated_allowed),
             links=self._book.links(now_s),
             quarantined=self._quarantine.active(now_s),
             transfer_deadline_s=table.transfer_deadline_s if table else None,

@@ -283,3 +283,9 @@ def test_a_decode_worker_of_the_same_device_is_not_believed_to_read_faster() -> 
     reader = prefill(profile=SLOW, prefill_queue_s=5.0, device="cpu")
     queued = split(reader, decode(device="cpu", profile=FAST))
     assert chosen(DEMAND, queued).local_reason is LocalReason.PREFILL_QUEUE
+
+
+def test_a_suspended_split_takes_nothing_new_and_ends_what_runs() -> None:
+    fleet = replace(split(prefill(), decode()), colocated_allowed=False, split_suspended=True)
+    assert isinstance(choose(DEMAND, fleet), Unavailable)
+    assert chosen(replace(DEMAND, is_replay=True), fleet).prefill is None
