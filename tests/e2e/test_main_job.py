@@ -27,6 +27,7 @@ def subject() -> Iterator[Subject]:
     served.wait_mode("Split", 120)
     yield served
     served.delete()
+    target.helm_uninstall()  # other tests bring an operator of their own
 
 
 @pytest.fixture(scope="module")
