@@ -11,6 +11,7 @@ from phasesplit.planner.facts import StepProfile
 MIN_CHUNK_TOKENS = 8
 MAX_CHUNK_TOKENS = 8192
 PREFILL_STEP_S = 0.25  # longest step of the prefill role, so that cancel and role switch stay quick
+PREFILL_BASE_STEPS = 5.0  # but at least this many times a step's fixed part, as the worker's scheduler does
 TRANSFER_LATENCY_S = 0.002
 
 
@@ -132,8 +133,9 @@ def largest_chunk_tokens(
 
 
 def prefill_chunk_tokens(profile: StepProfile, prompt_tokens: float) -> int:
-    """Chunk of the prefill role: steps of at most a quarter of a second."""
-    return largest_chunk_tokens(profile, PREFILL_STEP_S, chunk_context_tokens=prompt_tokens / 2)
+    """Chunk of the prefill role: steps of at most a quarter of a second, or five times their fixed part."""
+    longest_s = max(PREFILL_STEP_S, PREFILL_BASE_STEPS * profile.base_s)
+    return largest_chunk_tokens(profile, longest_s, chunk_context_tokens=prompt_tokens / 2)
 
 
 def colocated_chunk_tokens(

@@ -18,6 +18,8 @@ from phasesplit_worker.sequence import Sequence, SequenceStatus
 MIN_CHUNK_TOKENS = 8
 # A prefill step is at most this long, so that switch, cancel and overlapped transfer stay quick.
 PREFILL_STEP_S = 0.25
+# But where the fixed part of a step is long, short steps would do little else.
+PREFILL_BASE_STEPS = 5.0
 # Colocated steps without a known TPOT target.
 DEFAULT_STEP_S = 0.25
 # Tokens per step while the profile is only a guess, and the hard cap afterwards.
@@ -32,6 +34,7 @@ class StepLimits:
     max_num_seqs: int
     max_step_s: float | None = None  # None: only the token cap counts
     max_prefill_tokens: int = MAX_STEP_TOKENS
+    min_base_steps: float = 0.0  # a step may last this many times its fixed part, whatever max_step_s says
 
     @staticmethod
     def for_role(
@@ -39,7 +42,7 @@ class StepLimits:
     ) -> "StepLimits":
         """Prefill: steps of at most 250 ms. Decode and colocated: the tightest TPOT, or a chunk budget."""
         if role is Role.PREFILL:
-            return StepLimits(max_num_seqs, PREFILL_STEP_S)
+            return StepLimits(max_num_seqs, PREFILL_STEP_S, min_base_steps=PREFILL_BASE_STEPS)
         if max_batched_tokens is not None:
             return StepLimits(max_num_seqs, None, max_batched_tokens)
         return StepLimits(max_num_seqs, tpot_s or DEFAULT_STEP_S)
@@ -209,7 +212,8 @@ class Scheduler:
         room = min(limits.max_prefill_tokens, cap) - step.load.prefill_tokens
         chunk = min(pending, max(room, 0))
         if limits.max_step_s is not None and not self.profile.guessed:
-            chunk = largest_chunk(self.profile, step.load, start, limits.max_step_s, chunk)
+            longest_s = max(limits.max_step_s, limits.min_base_steps * self.profile.base_s)
+            chunk = largest_chunk(self.profile, step.load, start, longest_s, chunk)
         if step.load.prefill_tokens == 0:
             chunk = max(chunk, min(MIN_CHUNK_TOKENS, pending))
         return self._align(chunk, pending, start, step)
