@@ -91,11 +91,9 @@ class LinkBook:
             return False
         rates = _rates(items)
         before = self._settled.get(pair)
-        if len(rates) < MEASUREMENTS and before is None:
-            return True
-        return rates[0] < DOUBT_SHARE * max(*rates, 0.0 if before is None else before) and (
-            len(rates) < MEASUREMENTS or rates[0] < DOUBT_SHARE * max(rates)
-        )
+        if len(rates) >= MEASUREMENTS:
+            return rates[0] < DOUBT_SHARE * max(rates)
+        return before is None or rates[0] < DOUBT_SHARE * max(*rates, before)
 
     def age_s(self, pair: Pair, now_s: float) -> float | None:
         """Age of a pair's newest measurement, None if there is none."""
