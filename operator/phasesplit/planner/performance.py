@@ -132,10 +132,16 @@ def largest_chunk_tokens(
     return low
 
 
+def longest_prefill_step_s(profile: StepProfile) -> float:
+    """How long a step of the prefill role may last."""
+    return max(PREFILL_STEP_S, PREFILL_BASE_STEPS * profile.base_s)
+
+
 def prefill_chunk_tokens(profile: StepProfile, prompt_tokens: float) -> int:
     """Chunk of the prefill role: steps of at most a quarter of a second, or five times their fixed part."""
-    longest_s = max(PREFILL_STEP_S, PREFILL_BASE_STEPS * profile.base_s)
-    return largest_chunk_tokens(profile, longest_s, chunk_context_tokens=prompt_tokens / 2)
+    return largest_chunk_tokens(
+        profile, longest_prefill_step_s(profile), chunk_context_tokens=prompt_tokens / 2
+    )
 
 
 def colocated_chunk_tokens(

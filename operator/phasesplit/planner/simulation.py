@@ -8,7 +8,7 @@ waits. Knows nothing of where the trace came from.
 import math
 from heapq import heappop, heappush
 
-from phasesplit.planner.performance import PREFILL_STEP_S
+from phasesplit.planner.performance import longest_prefill_step_s
 from phasesplit.planner.simulation_steps import Law
 from phasesplit.planner.simulation_types import (
     Outcome,
@@ -174,7 +174,7 @@ class _Simulator:
         hardware = self._given.hardware
         tokens = prompt.cached + prompt.tokens
         whole_s = tokens * hardware.kv_bytes_per_token / hardware.link_bytes_per_s
-        chunk = worker.law.chunk_within(PREFILL_STEP_S, tokens / 2, 0, 0.0)
+        chunk = worker.law.chunk_within(longest_prefill_step_s(hardware.prefill_profile), tokens / 2, 0, 0.0)
         steps = -(-prompt.tokens // chunk)
         since_first_s = worker.law.run_s(steps, prompt.tokens / steps, prompt.cached, 0, 0.0) * (
             1 - 1 / steps
@@ -232,9 +232,10 @@ def make_workers(given: Simulation) -> list[Worker]:
     decode = Law(hardware.decode_profile)
     if isinstance(plan, SplitPlan):
         prefill = Law(hardware.prefill_profile)
+        longest_s = longest_prefill_step_s(hardware.prefill_profile)
         phases = [(prefill, 1 << 30)] * plan.prefill + [(decode, given.max_num_seqs)] * plan.decode
         return [
-            Worker(law, chunk=None, budget_s=PREFILL_STEP_S, max_num_seqs=most, kv_room=room)
+            Worker(law, chunk=None, budget_s=longest_s, max_num_seqs=most, kv_room=room)
             for law, most in phases
         ]
     budget_s = plan.step_budget_s or min(item.tpot_s for item in given.classes)
