@@ -62,6 +62,11 @@ class TextLength:
         """Estimated tokens of a prompt."""
         return max(1, round(prompt_bytes / self.bytes_per_token))
 
+    def usual_output_tokens(self, max_tokens: int | None) -> int:
+        """Tokens of an ordinary answer, never more than asked for."""
+        usual = max(1, round(self.output_tokens))
+        return usual if max_tokens is None else min(usual, max_tokens)
+
     def expected_output_tokens(self, max_tokens: int | None) -> int:
         """Tokens of KV to set aside for an answer: twice the usual, never more than asked for."""
         usual = max(64, round(2 * self.output_tokens))

@@ -27,6 +27,8 @@ class Record:
     request_id: str
     latency_class: LatencyClass
     arrival_s: float
+    expected_prompt_tokens: int = 0  # before any worker has counted
+    expected_output_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     num_tokens: int = 0

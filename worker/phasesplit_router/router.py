@@ -22,6 +22,7 @@ from phasesplit_router.records import Ledger, Record
 from phasesplit_router.retry import RetryBudget
 from phasesplit_router.settings import RouterSettings
 from phasesplit_router.snapshot import Snapshot
+from phasesplit_router.trace_ring import TraceRing
 from phasesplit_router.workers import Worker, WorkerBook, newest_links
 
 _TYPICAL_PROMPT_TOKENS = 256  # where no request of a class was seen yet
@@ -35,7 +36,9 @@ class Router:
         self.book = WorkerBook()
         self.quarantine = Quarantine()
         self.queues = Queues(self.book, self.quarantine, max_queued=settings.max_queued)
-        self.ledger = Ledger(time.monotonic())
+        started_s = time.monotonic()
+        self.ledger = Ledger(started_s)
+        self.trace_ring = TraceRing(started_s)
         self.metrics = Metrics(name=settings.object_name, namespace=settings.namespace)
         self.draw = random.Random()
         self.in_flight = 0
@@ -123,6 +126,7 @@ class Router:
             queued=len(self.queues),
             idle_s=max(0.0, now_s - self.ledger.last_arrival_s),
             requests_total=self.ledger.requests_total,
+            traced_total=self.trace_ring.total,
             failed_total=self.ledger.failed_total,
             migrations_total=self.ledger.migrations_total,
             local_prefills_total=dict(self.ledger.local_prefills),

@@ -16,7 +16,7 @@ from phasesplit.api import names
 from phasesplit_router.answers import Answer
 from phasesplit_router.attempt import Progress
 from phasesplit_router.auth import AdminToken, ApiKeys
-from phasesplit_router.errors import ApiError, LegRejectedError, unavailable
+from phasesplit_router.errors import ApiError, LegRejectedError, bad_request, unavailable
 from phasesplit_router.flow import Flow, error_event
 from phasesplit_router.records import Record
 from phasesplit_router.request import ClientRequest, Endpoint, clean_request_id, parse_request
@@ -73,6 +73,7 @@ class RouterServer:
                 web.get("/ready", self._ready),
                 web.get("/metrics", self._metrics),
                 web.get(names.PATH_ROUTER_STATUS, self._status),
+                web.get(names.PATH_ROUTER_TRACE, self._trace_batch),
                 web.get(names.PATH_KV + "/{request_id}", self._trace),
             ]
         )
@@ -120,6 +121,7 @@ class RouterServer:
             self._ids.discard(request_id)
             router.count_in_flight(-1)
             router.ledger.ended(record, time.monotonic())
+            router.trace_ring.add(record)
             router.metrics.ended(record)
 
     async def _answer(
@@ -146,7 +148,10 @@ class RouterServer:
 
         sink = StreamSink(request, headers) if client.stream else None
         flow = Flow(router.services, Progress(client, record, answer, sink))
-        refusal = router.admit(flow.demand(), client.latency_class)
+        demand = flow.demand()
+        record.expected_prompt_tokens = demand.prompt_tokens
+        record.expected_output_tokens = router.services.lengths.usual_output_tokens(client.max_tokens)
+        refusal = router.admit(demand, client.latency_class)
         if refusal is not None:
             raise refusal
         try:
@@ -217,6 +222,14 @@ class RouterServer:
     async def _status(self, request: web.Request) -> web.Response:
         self._admin.require(request.headers.get("Authorization"))
         return web.Response(text=self._router.report().model_dump_json(), content_type="application/json")
+
+    async def _trace_batch(self, request: web.Request) -> web.Response:
+        self._admin.require(request.headers.get("Authorization"))
+        after = request.query.get("after", "0")
+        if not (after.isascii() and after.isdigit() and len(after) <= 18):
+            raise bad_request(f"after: {after[:40]!r} is no cursor; send `next` of the last answer.", "after")
+        batch = self._router.trace_ring.after(request.query.get("epoch", ""), int(after), time.monotonic())
+        return web.Response(text=batch.model_dump_json(), content_type="application/json")
 
     async def _trace(self, request: web.Request) -> web.Response:
         self._admin.require(request.headers.get("Authorization"))

@@ -80,8 +80,9 @@ PATH_ADMIN_PROBE = "/admin/probe"  # POST ProbeRequest -> ProbeResult
 PATH_ADMIN_CANCEL = "/admin/cancel"  # POST CancelRequest -> {"cancelled": bool}
 PATH_ADMIN_DRAIN = "/admin/drain"  # POST -> 202; finish what runs, take nothing new
 PATH_KV = "/v1/kv"  # GET /v1/kv/{request_id} -> KVManifest (worker); KVTrace (router)
-# Path served by a router.
+# Paths served by a router.
 PATH_ROUTER_STATUS = "/v1/phasesplit/status"  # GET -> RouterReport
+PATH_ROUTER_TRACE = "/v1/phasesplit/trace"  # GET ?epoch=&after= -> TraceBatch
 
 # Request headers between client, router and worker.
 HEADER_REQUEST_ID = "x-request-id"

@@ -182,6 +182,7 @@ class RouterReport(_Message):
     queued: int = 0
     idle_s: float = 0.0  # since the last request arrived
     requests_total: int = 0
+    traced_total: int = 0  # rows that `GET /v1/phasesplit/trace` has ever had
     failed_total: int = 0
     migrations_total: int = 0
     local_prefills_total: dict[str, int] = Field(default_factory=dict)

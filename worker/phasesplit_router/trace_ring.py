@@ -1,0 +1,102 @@
+"""The last requests as lengths and times, for the operator to serve again on paper. Never text.
+
+A ring of fixed size; readers come with a cursor. Knows records; the clock is passed in.
+"""
+
+import uuid
+from collections import deque
+from itertools import islice
+from typing import NamedTuple
+
+from phasesplit.api.routing import ServedMode
+from phasesplit.api.traces import MAX_ROWS, MAX_TOKENS, TraceBatch, TraceOutcome
+from phasesplit_router.records import Record
+
+CAPACITY = 8192  # rows, about 300 bytes each
+
+
+class _Row(NamedTuple):
+    arrival_s: float
+    slo_class: str
+    split: bool
+    attained: bool
+    outcome: TraceOutcome
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ttft_s: float | None
+    e2e_s: float | None
+
+
+class TraceRing:
+    """Rows of ended requests, oldest first. `total` counts those that were ever added."""
+
+    def __init__(self, started_s: float, *, capacity: int = CAPACITY) -> None:
+        self.epoch = uuid.uuid4().hex
+        self.total = 0
+        self._started_s = started_s
+        self._rows: deque[_Row] = deque(maxlen=capacity)
+
+    def add(self, record: Record) -> None:
+        """A request ended. A client's own mistake was no load."""
+        if record.invalid:
+            return
+        outcome = _outcome(record)
+        finished = outcome is TraceOutcome.FINISHED
+        prompt = record.prompt_tokens or record.expected_prompt_tokens
+        output = record.num_tokens if finished else max(record.num_tokens, record.expected_output_tokens)
+        self._rows.append(
+            _Row(
+                arrival_s=_seconds(record.arrival_s - self._started_s) or 0.0,
+                slo_class=record.latency_class.name,
+                split=record.mode is ServedMode.SPLIT,
+                attained=record.is_attained,
+                outcome=outcome,
+                prompt_tokens=min(max(prompt, 0), MAX_TOKENS),
+                cached_tokens=min(max(record.cached_tokens, 0), MAX_TOKENS),
+                output_tokens=min(max(output, 0), MAX_TOKENS),
+                ttft_s=_seconds(record.ttft_s),
+                e2e_s=_seconds(record.e2e_s),
+            )
+        )
+        self.total += 1
+
+    def after(self, epoch: str, cursor: int, now_s: float) -> TraceBatch:
+        """Rows from `cursor` on, at most so many as one answer holds; all that are kept for a new reader."""
+        kept_from = self.total - len(self._rows)
+        known = epoch == self.epoch and 0 <= cursor <= self.total
+        start = max(cursor, kept_from) if known else kept_from
+        rows = list(islice(self._rows, start - kept_from, start - kept_from + MAX_ROWS))
+        classes = tuple(dict.fromkeys(row.slo_class for row in rows))
+        index = {name: number for number, name in enumerate(classes)}
+        return TraceBatch(
+            epoch=self.epoch,
+            now_s=max(0.0, now_s - self._started_s),
+            next=start + len(rows),
+            total=self.total,
+            lost=start - cursor if known else 0,
+            classes=classes,
+            arrival_s=tuple(row.arrival_s for row in rows),
+            class_index=tuple(index[row.slo_class] for row in rows),
+            split=tuple(row.split for row in rows),
+            attained=tuple(row.attained for row in rows),
+            outcome=tuple(row.outcome for row in rows),
+            prompt_tokens=tuple(row.prompt_tokens for row in rows),
+            cached_tokens=tuple(row.cached_tokens for row in rows),
+            output_tokens=tuple(row.output_tokens for row in rows),
+            ttft_s=tuple(row.ttft_s for row in rows),
+            e2e_s=tuple(row.e2e_s for row in rows),
+        )
+
+
+def _outcome(record: Record) -> TraceOutcome:
+    if record.rejected:
+        return TraceOutcome.REJECTED
+    if record.abandoned:
+        return TraceOutcome.ABANDONED
+    return TraceOutcome.FINISHED if record.is_finished else TraceOutcome.FAILED
+
+
+def _seconds(value: float | None) -> float | None:
+    """Milliseconds are enough, and short."""
+    return None if value is None else round(max(0.0, value), 3)
