@@ -4,6 +4,7 @@ A value that has no meter is absent, never zero. Enums are open in the CRD, so t
 takes the status of a newer operator.
 """
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -43,18 +44,65 @@ class ModeEvidence(_Status):
     ] = None
 
 
+class EvidenceSource(StrEnum):
+    """Where the numbers come from."""
+
+    REPLAY = "Replay"
+    CLOSED_FORM = "ClosedForm"
+
+
+class CheckStatus(_Status):
+    """One item of the list that a split must pass."""
+
+    name: Annotated[str, Field(max_length=128, description="What must hold.")]
+    passed: Annotated[bool, Field(description="Does it hold?")]
+    message: Annotated[str, Field(max_length=512, description="Why it does not, with the numbers.")] = ""
+
+
+class FlipStatus(_Status):
+    """The smallest change of one thing at which the answer would be the other mode."""
+
+    what: Annotated[str, Field(max_length=64, description="What would have to change.")]
+    factor: Annotated[float, Field(description="To how many times of what it is now.")]
+    message: Annotated[str, Field(max_length=512, description="The change in numbers.")]
+
+
 class EvidenceStatus(_Status):
     """The numbers behind the decision, for both modes."""
 
+    source: Annotated[
+        EvidenceSource | None,
+        Field(description="Replay: real requests served again on paper. ClosedForm: a formula, meanwhile."),
+    ] = None
+    replayed_at: Annotated[Time | None, Field(description="When the replay was asked for, RFC 3339.")] = None
+    requests: Annotated[int | None, Field(ge=0, description="Requests that were replayed.")] = None
     split: Annotated[ModeEvidence | None, Field(description="Serving in two pools.")] = None
     colocated: Annotated[ModeEvidence | None, Field(description="Chunked prefill on every worker.")] = None
     gain_percent: Annotated[
         float | None, Field(description="Predicted goodput per GPU of the split over colocated serving.")
     ] = None
+    gain_low_percent: Annotated[
+        float | None, Field(description="Lower end of the gain's 95 % interval, of a replay.")
+    ] = None
+    gain_high_percent: Annotated[
+        float | None, Field(description="Upper end of the gain's 95 % interval, of a replay.")
+    ] = None
+    interference_percent: Annotated[
+        float | None, Field(description="Decode tokens that are late because of prefill beside them.")
+    ] = None
     link_need_bytes_per_second: Annotated[
         float | None, Field(description="Bandwidth that the traffic and the targets need.")
     ] = None
     link_have_bytes_per_second: Annotated[float | None, Field(description="Bandwidth measured.")] = None
+    checks: Annotated[
+        list[CheckStatus], Field(max_length=32, description="The list that a split must pass, in its order.")
+    ] = []
+    flips: Annotated[
+        list[FlipStatus], Field(max_length=16, description="What would turn the answer, nearest first.")
+    ] = []
+    problem: Annotated[
+        str, Field(max_length=512, description="Why the last replay gave no answer, if it did not.")
+    ] = ""
 
 
 class MeasuresStatus(_Status):

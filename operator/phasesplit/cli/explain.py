@@ -35,12 +35,18 @@ def explain(
 def explanation(model: dict[str, Any]) -> dict[str, Any]:
     """What status holds about each decision, question by question."""
     state = model.get("status", {})
+    evidence = state.get("evidence", {})
     return {
         "object": f"{model['metadata']['namespace']}/{model['metadata']['name']}",
         "wanted": model["spec"].get("mode", "Auto"),
         "served": state.get("mode"),
         "whyThisMode": state.get("decision", {}),
-        "evidence": state.get("evidence", {}),
+        "evidence": {
+            key: value for key, value in evidence.items() if key not in ("checks", "flips", "trial")
+        },
+        "checks": evidence.get("checks", []),
+        "whatWouldTurnIt": evidence.get("flips", []),
+        "trial": evidence.get("trial", {}),
         "splitBeneficial": condition_of(state, "SplitBeneficial"),
         "whyTheseNodes": state.get("placement", {}),
         "whyThisMany": state.get("pools", []),
@@ -64,8 +70,12 @@ def _print(answer: dict[str, Any], state: dict[str, Any]) -> None:
         console.print(
             f"  Does the split pay? {split['status']} ({split.get('reason', '')}): {split.get('message', '')}"
         )
+    if answer["checks"]:
+        console.print(checks_table(answer["checks"]))
     if answer["evidence"]:
+        console.print(f"  {evidence_source(answer['evidence'])}")
         console.print(_facts_table(answer["evidence"]))
+    _print_list("What would turn it", [flip["message"] for flip in answer["whatWouldTurnIt"]])
     console.print(
         f"\n[bold]Why these nodes[/bold]\n  {answer['whyTheseNodes'].get('message', 'nothing placed yet')}"
     )
@@ -82,6 +92,35 @@ def _print(answer: dict[str, Any], state: dict[str, Any]) -> None:
             console.print(f"  {pool['name']}: {pool['message']}")
     if "error" in answer["now"]:
         console.print(f"\n[yellow]The router could not be asked: {answer['now']['error']}[/yellow]")
+
+
+def checks_table(checks: list[dict[str, Any]]) -> Table:
+    """The list that a split must pass, with what is in the way."""
+    table = Table("A SPLIT NEEDS", "HOLDS", "", box=None, header_style="bold")
+    for check in checks:
+        holds = "[green]yes[/]" if check.get("passed") else "[red]no[/]"
+        table.add_row(check["name"], holds, check.get("message", ""))
+    return table
+
+
+def evidence_source(evidence: dict[str, Any]) -> str:
+    """Where the numbers come from, in one sentence."""
+    if evidence.get("source") == "Replay":
+        return (
+            f"The last {evidence.get('requests', '?')} requests were served again on paper, both ways, "
+            f"at {evidence.get('replayedAt', '?')}."
+        )
+    if evidence.get("source") == "ClosedForm":
+        problem = f" ({evidence['problem']})" if evidence.get("problem") else ""
+        return f"Both ways are predicted by a formula until enough requests can be replayed{problem}."
+    return "Both ways cannot be compared yet."
+
+
+def _print_list(title: str, lines: list[str]) -> None:
+    if lines:
+        console.print(f"\n[bold]{title}[/bold]")
+    for line in lines:
+        console.print(f"  {line}")
 
 
 def _facts_table(facts: dict[str, Any], prefix: str = "") -> Table:

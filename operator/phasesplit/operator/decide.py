@@ -4,14 +4,13 @@ Here its inputs are put together and its answers fitted into one desired state.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 from phasesplit.api import names
 from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
-from phasesplit.api.quantities import parse_quantity
-from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
+from phasesplit.api.routing import LatencyClass, RoutingTable
 from phasesplit.api.v1alpha1 import Binding, Mode
 from phasesplit.operator import metrics, table
 from phasesplit.operator.facts import (
@@ -19,17 +18,17 @@ from phasesplit.operator.facts import (
     has_rules_between_pods,
     read_nodes,
     read_pods,
-    shares_device,
 )
-from phasesplit.operator.memory import ObjectMemory, restore_mode
+from phasesplit.operator.memory import ObjectMemory
+from phasesplit.operator.mode_facts import Facts, best_profiles, build_mode_input
 from phasesplit.operator.observation import Observation
 from phasesplit.operator.placing import Placer, PlacingInput
 from phasesplit.operator.situation import Decisions, Situation
-from phasesplit.planner.facts import LinkFacts, LoadFacts, NodeFacts, PodFacts, StepProfile, WorkerFacts
+from phasesplit.planner.facts import NodeFacts, PodFacts, WorkerFacts
 from phasesplit.planner.metrics_health import judge_metrics
 from phasesplit.planner.metrics_types import MetricsInput, MetricsVerdict, Permission
 from phasesplit.planner.mode import decide_mode
-from phasesplit.planner.mode_types import ModeDecision, ModeInput, PoolPresence
+from phasesplit.planner.mode_types import ModeDecision
 from phasesplit.planner.placement import binding_for
 from phasesplit.planner.placement_types import PlacementPlan, PoolRequest
 from phasesplit.planner.reading import to_pool_request
@@ -63,8 +62,9 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
             kv_bytes_per_token=kv_bytes,
         ),
     )
-    facts = _Facts(plan, classes, loads, links, workers, nodes, kv_bytes, busy=bool(memory.flowing))
-    mode = _decide_mode(given, memory, facts)
+    facts = Facts(plan, classes, loads, links, workers, nodes, kv_bytes, busy=bool(memory.flowing))
+    mode_input = build_mode_input(given, memory, facts)
+    mode = decide_mode(mode_input)
     memory.mode = mode.memory
     scaling = plan_scaling(
         ScalingInput(
@@ -79,7 +79,7 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
             role_switching=spec.scaling.role_switching,
             max_gpus=spec.scaling.max_gpus,
             keep_both_pools=spec.mode is not Mode.COLOCATED,
-            profiles=_profiles(workers),
+            profiles=best_profiles(workers),
             chunk_tokens=spec.colocated.max_batched_tokens,
             kv_tokens_per_worker=min((w.kv_total_tokens for w in workers if w.kv_total_tokens), default=None),
             kv_bytes_per_token=float(kv_bytes or 0),
@@ -93,6 +93,7 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
     return Decisions(
         plan=plan,
         mode=mode,
+        mode_input=mode_input,
         scaling=scaling,
         metrics=verdict,
         table=table.next_table(given.live_table, content, memory.table_version_seen),
@@ -181,64 +182,6 @@ def _pool_request(given: Situation, pool: Pool, pods: Sequence[PodFacts]) -> Poo
     )
 
 
-@dataclass(frozen=True)
-class _Facts:
-    plan: PlacementPlan
-    classes: tuple[LatencyClass, ...]
-    loads: tuple[LoadFacts, ...]
-    links: tuple[LinkFacts, ...]
-    workers: tuple[WorkerFacts, ...]
-    nodes: tuple[NodeFacts, ...]
-    kv_bytes_per_token: int | None
-    busy: bool
-
-
-def _decide_mode(given: Situation, memory: ObjectMemory, facts: _Facts) -> ModeDecision:
-    spec = given.spec
-    served = given.live_table.mode if given.live_table is not None else ServedMode.COLOCATED
-    if memory.mode is None:
-        memory.mode = restore_mode(given.snapshot.model.status, served, given.now_s)
-    least = spec.transfer.min_bandwidth
-    return decide_mode(
-        ModeInput(
-            now_s=given.now_s,
-            wanted=spec.mode,
-            fallback=spec.fallback,
-            served=served,
-            pools={pool: _presence(given, facts, pool) for pool in Pool},
-            classes=facts.classes,
-            loads=facts.loads,
-            workers=facts.workers,
-            links=facts.links,
-            transfers=memory.transfers.window(given.now_s),
-            profiles=_profiles(facts.workers),
-            kv_bytes_per_token=facts.kv_bytes_per_token,
-            min_bandwidth_bytes_per_s=parse_quantity(least) if least is not None else None,
-            dwell_s=spec.adoption.dwell_seconds,
-            minimum_gain_percent=spec.adoption.minimum_gain_percent,
-            chunk_tokens=spec.colocated.max_batched_tokens,
-            memory=memory.mode,
-        )
-    )
-
-
-def _presence(given: Situation, facts: _Facts, pool: Pool) -> PoolPresence:
-    plan = facts.plan
-    found = given.observation.pools[pool]
-    prefix = f"{given.snapshot.model.name}-{pool}-"
-    problem = next((item for item in given.observation.problems if item.pod.startswith(prefix)), None)
-    missing = next((item for item in plan.missing if item.pool is pool), None)
-    placed = [node for node in plan.nodes.get(pool, ()) if node is not None]
-    return PoolPresence(
-        pool=pool,
-        desired=found.desired,
-        ready=found.ready,
-        placeable=bool(placed),
-        shares_device=shares_device(given.spec.pool(pool), placed, facts.nodes),
-        detail=problem.message if problem else missing.message if missing and not found.ready else "",
-    )
-
-
 def _bounds(given: Situation, pool: Pool, placeable: Mapping[Pool, int]) -> PoolBounds:
     found, wanted = given.observation.pools[pool], given.spec.pool(pool)
     return PoolBounds(
@@ -252,22 +195,8 @@ def _bounds(given: Situation, pool: Pool, placeable: Mapping[Pool, int]) -> Pool
     )
 
 
-def _profiles(workers: Sequence[WorkerFacts]) -> dict[Pool, StepProfile]:
-    """The best-measured profile of each pool."""
-    found: dict[Pool, StepProfile] = {}
-    for worker in workers:
-        known = found.get(worker.pool)
-        if worker.profile is not None and (known is None or _weight(worker.profile) > _weight(known)):
-            found[worker.pool] = worker.profile
-    return found
-
-
-def _weight(profile: StepProfile) -> tuple[bool, int]:
-    return not profile.guessed, profile.num_samples
-
-
 def _table_content(
-    given: Situation, mode: ModeDecision, scaling: ScalingDecision, facts: _Facts
+    given: Situation, mode: ModeDecision, scaling: ScalingDecision, facts: Facts
 ) -> RoutingTable:
     live, spec = given.live_table, given.spec
     model = given.snapshot.model

@@ -8,7 +8,7 @@ from phasesplit.api.reports import WorkerReport
 from phasesplit.api.v1alpha1 import Manifest, PoolSpec
 from phasesplit.operator.health import condition, is_gated, is_ready
 from phasesplit.operator.observation import ordinal_of, pool_of
-from phasesplit.operator.status import from_rfc3339
+from phasesplit.operator.times import from_rfc3339
 from phasesplit.planner.facts import NodeFacts, PodFacts
 from phasesplit.planner.reading import sum_requests, to_node_facts
 

@@ -14,6 +14,14 @@ PASS_SECONDS = Histogram(
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
 WRITES = Counter("phasesplit_operator_writes_total", "Changes made in the cluster.", ["kind"])
+REPLAYS = Counter(
+    "phasesplit_operator_replays_total", "Windows of requests served again on paper.", ["result"]
+)
+REPLAY_SECONDS = Histogram(
+    "phasesplit_operator_replay_seconds",
+    "Time of one replay, in a process of its own.",
+    buckets=(0.5, 1, 2, 5, 10, 15, 20, 30),
+)
 OBJECTS = Gauge("phasesplit_operator_objects", "Objects of kind DisaggregatedModel.")
 
 

@@ -16,10 +16,12 @@ from phasesplit.cluster.router_client import RouterAnswer
 from phasesplit.cluster.snapshot import Key
 from phasesplit.operator.accept import Chosen
 from phasesplit.operator.links import LinkBook, ProbeMemory
-from phasesplit.operator.status import from_rfc3339
+from phasesplit.operator.times import from_rfc3339
+from phasesplit.operator.traffic import TrafficBook
 from phasesplit.operator.transfers import TransferCounter
 from phasesplit.planner.facts import NodeFacts
 from phasesplit.planner.mode_types import ModeMemory
+from phasesplit.planner.replay_schedule import ReplayMark, ReplayRecord
 from phasesplit.planner.scaling_types import ScalingMemory
 from phasesplit.resources.context import BuildContext
 
@@ -46,6 +48,12 @@ class ObjectMemory:
     links: LinkBook = field(default_factory=LinkBook)
     transfers: TransferCounter = field(default_factory=TransferCounter)
     mode: ModeMemory | None = None
+    traffic: TrafficBook = field(default_factory=TrafficBook)
+    traffic_read_at_s: float | None = None
+    replay: ReplayRecord | None = None  # the last that gave an answer
+    replay_asked: ReplayMark | None = None  # the last that was started
+    replay_looked_at_s: float = float("-inf")
+    replay_error: str = ""  # why the last one gave none
     scaling: ScalingMemory = field(default_factory=ScalingMemory)
     probe: ProbeMemory | None = None
     probing: bool = False
@@ -66,6 +74,11 @@ class ObjectMemory:
     def has_reports(self) -> bool:
         """Has any router answered in the last round?"""
         return any(answer.report is not None for answer in self.answers)
+
+    @property
+    def in_trial(self) -> bool:
+        """Are both modes being tried on real requests?"""
+        return False
 
     @property
     def idle_s(self) -> float | None:

@@ -29,11 +29,13 @@ from phasesplit.operator.placement_binding import find_stuck, plan_releases
 from phasesplit.operator.placing import Placer
 from phasesplit.operator.pods import PodActor
 from phasesplit.operator.prober import Prober
+from phasesplit.operator.replays import ReplayRunner
 from phasesplit.operator.report import Reporter
 from phasesplit.operator.rollout import RolloutStep, plan_rollout
 from phasesplit.operator.secrets import SecretReader
 from phasesplit.operator.settings import OperatorSettings
 from phasesplit.operator.situation import Decisions, MetricsState, Situation
+from phasesplit.operator.traffic_reader import TrafficReader
 from phasesplit.resources.children import template_hash
 from phasesplit.resources.context import BuildContext, ImageSettings
 from phasesplit.resources.pods import build_worker_template
@@ -55,6 +57,8 @@ class Collaborators:
     reporter: Reporter
     secrets: SecretReader
     prober: Prober
+    traffic: TrafficReader
+    replays: ReplayRunner
     others: OtherPods
     volumes: VolumeReader
     memories: Memories
@@ -127,6 +131,7 @@ class Reconciler:
             await self._with.children.check(snapshot, context, chosen.is_current)
         token = await self._admin_token(snapshot, context, paused=spec.paused)
         await self._with.prober.read_routers(snapshot, memory, token)
+        await self._with.traffic.read(snapshot, memory, token)
         hashes = _templates(context, memory).hashes
         managed = spec.scaling.policy is ScalingPolicy.MANAGED and not spec.paused
         observation = observe(snapshot, memory.answers, hashes, managed=managed)
@@ -147,6 +152,7 @@ class Reconciler:
         after = replace(situation, snapshot=snapshot, observation=observation)
         await self._with.reporter.report(after, chosen, decisions, memory, rollout)
         await self._with.reporter.tell(model, situation.live_table, decisions, written)
+        self._with.replays.consider(model.key, memory, decisions.mode_input)
         return self._next_pass_s(snapshot, memory, decisions, token)
 
     async def _situation(

@@ -15,17 +15,13 @@ from phasesplit.operator import transitions
 from phasesplit.operator.accept import Chosen
 from phasesplit.operator.children import Written
 from phasesplit.operator.conditions import Progress, build_conditions, decided_conditions, slo_condition
+from phasesplit.operator.evidence_status import ReplayNews
 from phasesplit.operator.memory import ObjectMemory
 from phasesplit.operator.rollout import RolloutStep
 from phasesplit.operator.situation import Decisions, Situation
-from phasesplit.operator.status import (
-    StatusInput,
-    build_refused_status,
-    build_status,
-    from_rfc3339,
-    read_conditions,
-)
+from phasesplit.operator.status import StatusInput, build_refused_status, build_status, read_conditions
 from phasesplit.operator.table import changed_fields
+from phasesplit.operator.times import from_rfc3339
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +166,7 @@ def _status(
             links=decisions.links,
             transport=memory.links.transport(),
             served=table.mode if serves and table is not None else None,
+            replay=ReplayNews(memory.replay.flips if memory.replay else (), memory.replay_error),
         ),
         model.status,
     )

@@ -42,10 +42,12 @@ from phasesplit.operator.registry import (
     INDEX_PODS,
     build_registry,
 )
+from phasesplit.operator.replays import ReplayRunner
 from phasesplit.operator.report import Reporter
 from phasesplit.operator.secrets import SecretReader
 from phasesplit.operator.settings import OperatorSettings
 from phasesplit.operator.tick import MetricsTick
+from phasesplit.operator.traffic_reader import TrafficReader
 from phasesplit.resources.pods import NVIDIA_RUNTIME_CLASS
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,7 @@ class Operator:
         self._queue: WorkQueue | None = None
         self._state: ClusterState | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._replays: ReplayRunner | None = None
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -98,6 +101,8 @@ class Operator:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._replays is not None:
+            await self._replays.close()
 
     def _start(self, indexes: Mapping[str, Any]) -> None:
         """Called by kopf before it watches: the indexes exist, and are filled before any wake-up."""
@@ -112,7 +117,9 @@ class Operator:
         memories = Memories()
         secrets = SecretReader(self._cluster, time.monotonic)
         tick = MetricsTick(state, memories, secrets, self._settings, time.monotonic)
-        prober = Prober(RouterClient(self._session), WorkerAdmin(self._session), self._wake, time.time)
+        routers = RouterClient(self._session)
+        prober = Prober(routers, WorkerAdmin(self._session), self._wake, time.time)
+        self._replays = ReplayRunner(self._wake)
         reconciler = Reconciler(
             Collaborators(
                 state=state,
@@ -121,6 +128,8 @@ class Operator:
                 reporter=Reporter(self._cluster, state, EventWriter(self._cluster, identity()), time.time),
                 secrets=secrets,
                 prober=prober,
+                traffic=TrafficReader(routers, time.time),
+                replays=self._replays,
                 others=OtherPods(self._cluster, self._settings.watch_namespace, time.monotonic),
                 volumes=VolumeReader(self._cluster, state.nodes, time.monotonic),
                 memories=memories,

@@ -10,7 +10,7 @@ from phasesplit.cluster.snapshot import Snapshot
 from phasesplit.operator.observation import Observation
 from phasesplit.planner.facts import LinkFacts, LoadFacts, NodeFacts, PodFacts, WorkerFacts
 from phasesplit.planner.metrics_types import MetricsVerdict, QueryError
-from phasesplit.planner.mode_types import ModeDecision
+from phasesplit.planner.mode_types import ModeDecision, ModeInput
 from phasesplit.planner.placement_types import PlacementPlan
 from phasesplit.planner.scaling_types import ScalingDecision
 
@@ -48,6 +48,7 @@ class Decisions:
 
     plan: PlacementPlan
     mode: ModeDecision
+    mode_input: ModeInput  # what the decision was made from
     scaling: ScalingDecision
     metrics: MetricsVerdict
     table: RoutingTable

@@ -1,8 +1,7 @@
 """The status of one object, assembled from observation and decisions. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from statistics import median
 
 from phasesplit.api.conditions import Condition, merge_conditions
@@ -13,10 +12,8 @@ from phasesplit.api.status import (
     ClassStatus,
     DecisionStatus,
     DisaggregatedModelStatus,
-    EvidenceStatus,
     LinksStatus,
     MeasuresStatus,
-    ModeEvidence,
     NodePair,
     PlacementStatus,
     PoolStatus,
@@ -24,7 +21,9 @@ from phasesplit.api.status import (
 )
 from phasesplit.api.v1alpha1 import DisaggregatedModelSpec, Manifest, ScalingPolicy
 from phasesplit.cluster.status_writer import quantise, without_empty
+from phasesplit.operator.evidence_status import ReplayNews, build_evidence
 from phasesplit.operator.observation import Observation
+from phasesplit.operator.times import to_rfc3339
 from phasesplit.planner.facts import LinkFacts, LoadFacts
 from phasesplit.planner.mode_types import ModeDecision
 from phasesplit.planner.placement_types import PlacementPlan
@@ -47,6 +46,7 @@ class StatusInput:
     links: Sequence[LinkFacts]
     transport: str
     served: ServedMode | None  # None: nothing serves yet
+    replay: ReplayNews = field(default_factory=ReplayNews)
 
 
 def build_status(given: StatusInput, old: Manifest) -> Manifest:
@@ -60,7 +60,7 @@ def build_status(given: StatusInput, old: Manifest) -> Manifest:
             message=given.mode.message[:2048],
             since=_decision_since(given, old),
         ),
-        evidence=_evidence(given.mode.evidence),
+        evidence=build_evidence(given.mode, given.replay, given.now_s),
         measures=_measures(given),
         pools=[_pool(given, pool) for pool in Pool],
         links=_links(given),
@@ -94,19 +94,6 @@ def read_conditions(status: Manifest) -> list[Condition]:
         except ValueError:
             continue
     return found
-
-
-def to_rfc3339(time_s: float) -> str:
-    """Seconds since 1970 as the API server writes times."""
-    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def from_rfc3339(text: str) -> float | None:
-    """The reverse; None for what is no time."""
-    try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None
 
 
 def _served_before(old: Manifest) -> ServedMode | None:
@@ -147,30 +134,6 @@ def _class(name: str, loads: Sequence[LoadFacts]) -> ClassStatus:
         attainment_percent=quantise(_times(load.attainment, 100)),
         ttft_milliseconds=quantise(_times(load.ttft_p95_s, 1000)),
         tpot_milliseconds=quantise(_times(load.tpot_p95_s, 1000)),
-    )
-
-
-def _evidence(numbers: Mapping[str, float]) -> EvidenceStatus | None:
-    if not numbers:
-        return None
-
-    def number(name: str) -> float | None:
-        return quantise(numbers.get(name))
-
-    def mode(prefix: str) -> ModeEvidence | None:
-        if f"{prefix}GoodputPerSecond" not in numbers:
-            return None
-        return ModeEvidence(
-            goodput_per_second=number(f"{prefix}GoodputPerSecond"),
-            attainment_percent=number(f"{prefix}AttainmentPercent"),
-        )
-
-    return EvidenceStatus(
-        split=mode("split"),
-        colocated=mode("colocated"),
-        gain_percent=number("gainPercent"),
-        link_need_bytes_per_second=number("linkNeedBytesPerSecond"),
-        link_have_bytes_per_second=number("linkHaveBytesPerSecond"),
     )
 
 

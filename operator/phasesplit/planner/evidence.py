@@ -22,9 +22,8 @@ from phasesplit.planner.demand import (
     usable_profile,
 )
 from phasesplit.planner.links import MAX_AGE_S
-from phasesplit.planner.mode_types import LinkVerdict, ModeInput
+from phasesplit.planner.mode_types import LinkVerdict, ModeInput, ReplayEvidence
 from phasesplit.planner.performance import decode_step_s, prefill_s
-from phasesplit.planner.replay import ReplayOutcome
 
 MIN_SAMPLES = 20  # steps behind a profile
 MIN_REQUESTS = 20  # finished requests behind a load
@@ -46,14 +45,14 @@ class Evidence:
     uncertainty: float  # relative, of either figure
     interference: float  # share of decode tokens late because their step carried prefill
     throttled: bool  # the colocated budget holds prefill back
-    replay: ReplayOutcome | None = None  # where there is one, it decides instead of the closed form
+    replay: ReplayEvidence | None = None  # where there is one, it decides instead of the closed form
     free_split_goodput_per_s: float | None = None  # were transfers free; asked where the link is slow
 
     @property
     def gain_percent(self) -> float:
         """Lower bound of the split over the upper bound of colocated."""
         if self.replay is not None:
-            return self.replay.gain_low_percent
+            return self.replay.outcome.gain_low_percent
         if not self.feasible:
             return self._advantage_percent(self.split.attainment, self.colocated.attainment)
         return self._advantage_percent(self.split_goodput_per_s, self.colocated_goodput_per_s)
@@ -69,7 +68,7 @@ class Evidence:
     def loss_percent(self) -> float:
         """Lower bound of colocated over the upper bound of the split."""
         if self.replay is not None:
-            return -self.replay.gain_high_percent
+            return -self.replay.outcome.gain_high_percent
         if not self.feasible:
             return self._advantage_percent(self.colocated.attainment, self.split.attainment)
         return self._advantage_percent(self.colocated_goodput_per_s, self.split_goodput_per_s)
@@ -86,7 +85,7 @@ class Evidence:
     @property
     def colocated_meets(self) -> bool:
         """Does colocated meet every target at the present load?"""
-        return self.replay.colocated.meets if self.replay is not None else self.colocated.meets
+        return self.replay.outcome.colocated.meets if self.replay is not None else self.colocated.meets
 
     @property
     def feasible(self) -> bool:
@@ -96,9 +95,6 @@ class Evidence:
     def numbers(self) -> Mapping[str, float]:
         """For `status.evidence`."""
         found = {
-            "workers": float(self.workers),
-            "prefillWorkers": float(self.prefill_workers),
-            "requestsPerSecond": self.rate_per_s,
             "colocatedGoodputPerSecond": self.colocated_goodput_per_s,
             "splitGoodputPerSecond": self.split_goodput_per_s,
             "colocatedAttainmentPercent": self.colocated.attainment * 100,
@@ -106,6 +102,18 @@ class Evidence:
             "gainPercent": self.gain_percent,
             "interferencePercent": self.interference * 100,
         }
+        if self.replay is not None:
+            outcome = self.replay.outcome
+            found |= {
+                "colocatedGoodputPerSecond": outcome.colocated.attained_per_s,
+                "splitGoodputPerSecond": outcome.split.attained_per_s,
+                "colocatedAttainmentPercent": outcome.colocated.attainment * 100,
+                "splitAttainmentPercent": outcome.split.attainment * 100,
+                "gainPercent": outcome.gain_percent,
+                "gainLowPercent": outcome.gain_low_percent,
+                "gainHighPercent": outcome.gain_high_percent,
+                "requests": float(outcome.requests),
+            }
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
@@ -168,7 +176,7 @@ def compare(
     measured_interference: float | None = None,
     *,
     link_is_slow: bool = False,
-    replayed: ReplayOutcome | None = None,
+    replayed: ReplayEvidence | None = None,
 ) -> Evidence:
     """Both ways on equal workers, each at its own best setting."""
     free = replace(hardware, link_bytes_per_s=math.inf) if link_is_slow else None

@@ -8,65 +8,18 @@ from dataclasses import dataclass, replace
 
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import LatencyClass, ServedMode
+from phasesplit.planner.check_list import run_checks
 from phasesplit.planner.evidence import Evidence, gather_evidence
+from phasesplit.planner.flips import Flip
 from phasesplit.planner.links import judge_links
-from phasesplit.planner.mode_checks import (
-    ADOPTION,
-    CAUSES,
-    Check,
-    Situation,
-    check_devices_distinct,
-    check_fingerprints,
-    check_gain,
-    check_interference,
-    check_link_carries,
-    check_link_suffices,
-    check_measured,
-    check_pools_available,
-    check_pools_fit,
-    check_targets_missed,
-    check_traffic,
-    describe_gain,
-    first_finding,
-)
-from phasesplit.planner.mode_types import ModeDecision, ModeInput
+from phasesplit.planner.mode_checks import ADOPTION, Situation, describe_gain, first_finding
+from phasesplit.planner.mode_types import CheckResult, ModeDecision, ModeInput
 from phasesplit.planner.placement_types import PlacementPlan
 from phasesplit.planner.scaling_types import ScalingDecision
 from phasesplit.planner.text import count_of, format_percent, format_rate, format_seconds
 
-_LABELS: dict[Check, str] = {
-    check_traffic: "enough traffic",
-    check_measured: "step times measured",
-    check_pools_fit: "both pools fit on devices of their own",
-    check_devices_distinct: "no device is shared",
-    check_pools_available: "both pools have a ready worker",
-    check_interference: "prefill disturbs decode",
-    check_targets_missed: "a target is missed colocated",
-    check_gain: "the gain is large enough",
-    check_link_suffices: "the link is fast enough",
-    check_link_carries: "the link carries the KV and transfers succeed",
-    check_fingerprints: "KV of the pools is interchangeable",
-}
 _FLIP_RANGE = 16.0  # how far a change is looked for, as a factor
 _FLIP_PRECISION = 1.02
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One item of an ordered list."""
-
-    label: str
-    passed: bool
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """The smallest change of one thing that would turn the answer."""
-
-    what: str
-    factor: float
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +55,6 @@ def explain_mode(given: ModeInput, decision: ModeDecision) -> Section:
     """Every check with its verdict, both predictions, and the flip boundaries."""
     link = judge_links(given)
     situation = Situation(given, link, gather_evidence(given, link))
-    checks = (*CAUSES, *(check for check in ADOPTION if check not in CAUSES))
     because = [f"{decision.reason}: {decision.message}"]
     if situation.evidence is not None:
         because.append(describe_gain(situation.evidence, given.minimum_gain_percent))
@@ -111,7 +63,7 @@ def explain_mode(given: ModeInput, decision: ModeDecision) -> Section:
         question="Why this mode and not the other?",
         answer=f"{decision.mode} is served" if decision.serving else "nothing is served: requests get 503",
         because=tuple(because),
-        checks=tuple(_run_check(check, situation) for check in checks),
+        checks=run_checks(situation),
         flips=find_flips(given) if situation.evidence is not None else (),
     )
 
@@ -163,12 +115,6 @@ def find_flips(given: ModeInput) -> tuple[Flip, ...]:
         if factor is not None:
             flips.append(Flip(what, factor, _flip_sentence(given, what, factor, pays)))
     return tuple(sorted(flips, key=lambda flip: max(flip.factor, 1 / flip.factor)))
-
-
-def _run_check(check: Check, situation: Situation) -> CheckResult:
-    finding = check(situation)
-    label = _LABELS.get(check, check.__name__)
-    return CheckResult(label, finding is None, finding.message if finding else "")
 
 
 def _describe_predictions(evidence: Evidence) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from phasesplit.api.conditions import ConditionStatus, Reason
 from phasesplit.api.routing import ServedMode
 from phasesplit.api.v1alpha1 import Fallback, Mode
+from phasesplit.planner.check_list import run_checks
 from phasesplit.planner.evidence import Evidence, gather_evidence
 from phasesplit.planner.links import judge_links
 from phasesplit.planner.mode_checks import (
@@ -188,6 +189,8 @@ def _finish(situation: Situation, choice: _Choice) -> ModeDecision:
         beneficial_reason=reason,
         beneficial_message=message,
         evidence=numbers,
+        replay=situation.evidence.replay if situation.evidence else None,
+        checks=run_checks(situation),
         memory=memory,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
 from phasesplit.planner.evidence import MIN_REQUESTS, Evidence, has_traffic, is_measured
-from phasesplit.planner.mode_types import LinkVerdict, ModeInput
+from phasesplit.planner.mode_types import LinkVerdict, ModeInput, ReplayEvidence
 from phasesplit.planner.replay import ReplayOutcome
 from phasesplit.planner.text import count_of, format_percent, format_seconds
 
@@ -137,6 +137,8 @@ def check_interference(situation: Situation) -> Finding | None:
     evidence = situation.evidence
     if evidence is None or evidence.interference > INTERFERENCE_NOISE or evidence.throttled:
         return None
+    if evidence.replay is not None and evidence.gain_percent >= situation.given.minimum_gain_percent:
+        return None  # real requests were served better apart: that is interference enough
     return Finding(
         Reason.NO_INTERFERENCE,
         f"prefill makes {format_percent(evidence.interference)} of the decode tokens late, which is noise",
@@ -183,7 +185,7 @@ def check_link_suffices(situation: Situation) -> Finding | None:
         return Finding(Reason.NOT_YET_MEASURED, situation.link.message)
     evidence = situation.evidence
     if evidence is not None and evidence.replay is not None:
-        return _check_replayed_gap(situation, evidence.replay)
+        return _check_replayed_gap(situation, evidence.replay.outcome)
     targets = {item.name: item.tpot_s for item in situation.given.classes}
     for found in evidence.split.classes if evidence else ():
         if found.second_token_gap_s > targets.get(found.name, math.inf):
@@ -228,6 +230,10 @@ def describe_gain(evidence: Evidence, minimum_percent: float) -> str:
     """Both predictions in one sentence."""
     if evidence.replay is not None:
         return _describe_replay(evidence.replay, minimum_percent)
+    return f"in closed form {_describe_closed_form(evidence, minimum_percent)}"
+
+
+def _describe_closed_form(evidence: Evidence, minimum_percent: float) -> str:
     if not evidence.feasible:
         return (
             f"no plan meets the targets on {count_of(evidence.workers, 'worker')} at any rate: at "
@@ -242,11 +248,13 @@ def describe_gain(evidence: Evidence, minimum_percent: float) -> str:
     )
 
 
-def _describe_replay(found: ReplayOutcome, minimum_percent: float) -> str:
+def _describe_replay(known: ReplayEvidence, minimum_percent: float) -> str:
+    found = known.outcome
     return (
-        f"of the last {count_of(found.requests, 'request')} the split would have kept "
-        f"{found.split.attained_per_s:.3g}/s in target, colocated {found.colocated.attained_per_s:.3g}/s: "
-        f"{_percent(found.gain_percent)} ({_percent(found.gain_low_percent)} at least) against the "
+        f"of the last {count_of(found.requests, 'request')}, replayed {format_seconds(known.age_s)} ago, the "
+        f"split would have kept {found.split.attained_per_s:.3g}/s in target, colocated "
+        f"{found.colocated.attained_per_s:.3g}/s: {_percent(found.gain_percent)} "
+        f"({_percent(found.gain_low_percent)} to {_percent(found.gain_high_percent)} at 95 %) against the "
         f"{minimum_percent:.3g} % asked for"
     )
 

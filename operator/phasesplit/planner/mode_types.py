@@ -33,6 +33,14 @@ class TransferWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayEvidence:
+    """The last window served again, and how long ago that was asked."""
+
+    outcome: ReplayOutcome
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModeMemory:
     """What the next decision needs of the earlier ones; the caller keeps it and passes it back.
 
@@ -67,7 +75,7 @@ class ModeInput:
     dwell_s: float = 600.0
     minimum_gain_percent: float = 5.0
     chunk_tokens: int | None = None
-    replay: ReplayOutcome | None = None  # fresh: the last window served again, both ways
+    replay: ReplayEvidence | None = None  # absent: the closed form decides
     interference: float | None = None  # share of decode tokens late because their step carried prefill
     memory: ModeMemory = field(default_factory=ModeMemory)
 
@@ -82,6 +90,15 @@ class LinkVerdict:
     need_bytes_per_s: float | None = None
     have_bytes_per_s: float | None = None
     worst: LinkFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One item of the ordered lists."""
+
+    label: str
+    passed: bool
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +117,6 @@ class ModeDecision:
     beneficial_reason: Reason
     beneficial_message: str
     evidence: Mapping[str, float] = field(default_factory=dict)
+    replay: ReplayEvidence | None = None  # what the evidence is, if it is not the closed form
+    checks: tuple[CheckResult, ...] = ()
     memory: ModeMemory = field(default_factory=ModeMemory)

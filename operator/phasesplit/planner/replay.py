@@ -70,8 +70,15 @@ def replay(given: ReplayInput) -> ReplayOutcome | None:
     """Search both architectures; None without requests or with fewer than two workers."""
     if not given.trace or given.workers < 2:
         return None
-    colocated_plan, colocated = best_plan(given, colocated_plans(given))
-    split_plan, split = best_plan(given, split_plans(given))
+    return compare_plans(given, colocated_plans(given), split_plans(given))
+
+
+def compare_plans(
+    given: ReplayInput, colocated_choices: Sequence[Plan], split_choices: Sequence[Plan]
+) -> ReplayOutcome:
+    """The best of some plans of each architecture, on the same requests."""
+    colocated_plan, colocated = best_plan(given, colocated_choices)
+    split_plan, split = best_plan(given, split_choices)
     window_s = max(given.trace[-1].at_s - given.trace[0].at_s, 1e-9)
     mean, half = paired_difference(colocated, split)
     base = sum(colocated.attained(index) for index in range(len(given.trace))) / len(given.trace)

@@ -12,7 +12,7 @@ from rich.console import Console
 from phasesplit.api.legs import LegReport
 from phasesplit.api.reports import KVTrace
 from phasesplit.api.routing import ServedMode
-from phasesplit.cli.explain import explanation
+from phasesplit.cli.explain import checks_table, evidence_source, explanation
 from phasesplit.cli.kv import trace_table
 from phasesplit.cli.output import bytes_text, milliseconds, rate_text
 from phasesplit.cli.status import conditions_table, pools_table
@@ -133,6 +133,29 @@ def test_explanation_answers_each_question() -> None:
     assert answer["wanted"] == "Split"
     assert answer["served"] == "Colocated"
     assert answer["whyThisMode"]["reason"] == "LinkDegraded"
+
+
+def test_evidence_list_and_flips_are_answers_of_their_own() -> None:
+    evidence = {
+        "source": "Replay",
+        "replayedAt": "2026-01-01T00:00:00Z",
+        "requests": 812,
+        "gainPercent": 12.0,
+        "checks": [
+            {"name": "enough traffic", "passed": True},
+            {"name": "gain", "passed": False, "message": "1 %"},
+        ],
+        "flips": [{"what": "load", "factor": 2.0, "message": "Split with 4 requests/s instead of 2"}],
+    }
+    status = {**STATUS, "evidence": evidence}
+    answer = explanation({"metadata": {"namespace": "a", "name": "chat"}, "spec": {}, "status": status})
+    assert answer["whatWouldTurnIt"][0]["what"] == "load"
+    assert "flips" not in answer["evidence"]
+    assert "812 requests" in evidence_source(answer["evidence"])
+    assert "formula" in evidence_source({"source": "ClosedForm"})
+    text = rendered(checks_table(answer["checks"]))
+    assert "yes" in text
+    assert "1 %" in text
 
 
 def test_an_object_that_the_operator_has_not_seen_is_shown() -> None:

@@ -10,6 +10,7 @@ from phasesplit.api.conditions import Reason
 from phasesplit.api.routing import ServedMode
 from phasesplit.planner.demand import Hardware
 from phasesplit.planner.mode import decide_mode
+from phasesplit.planner.mode_types import ReplayEvidence
 from phasesplit.planner.replay import ReplayInput, replay
 from phasesplit.planner.simulation_types import ColocatedPlan, SimulatedClass, SplitPlan
 
@@ -59,7 +60,10 @@ def test_same_window_same_outcome_and_too_little_to_compare() -> None:
 
 def test_mode_follows_the_replay_where_there_is_one() -> None:
     pays, does_not = (replay(REGIMES[name][0]) for name in list(REGIMES)[:2])
-    split = decide_mode(auto_object(replay=pays))
+    assert pays is not None
+    assert does_not is not None
+    split = decide_mode(auto_object(replay=ReplayEvidence(pays, 40.0)))
     assert split.mode is ServedMode.SPLIT
-    assert "would have kept" in split.message
-    assert decide_mode(auto_object(replay=does_not)).reason is Reason.GAIN_TOO_SMALL
+    assert "replayed 40 s ago" in split.message
+    assert split.replay is not None
+    assert decide_mode(auto_object(replay=ReplayEvidence(does_not))).reason is Reason.GAIN_TOO_SMALL
