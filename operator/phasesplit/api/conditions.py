@@ -83,6 +83,8 @@ class Reason(StrEnum):
     POOL_UNAVAILABLE = "PoolUnavailable"
     COLOCATED_BETTER = "ColocatedBetter"
     DWELL = "Dwell"
+    TRIAL = "Trial"
+    TRIAL_FAILED = "TrialFailed"
     # scaling
     HOLD = "Hold"
     LOAD_UP = "LoadUp"

@@ -20,7 +20,7 @@ Schema = dict[str, Any]
 CRD_NAME = f"{names.PLURAL}.{names.GROUP}"
 # The operator compares this with the installed CRD's, and says so when it meets an older one.
 ANNOTATION_SCHEMA_VERSION = f"{names.GROUP}/schema-version"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 HEADER = "# Generated from operator/phasesplit/api by `make generate`; do not edit.\n"
 
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"

@@ -67,6 +67,27 @@ class FlipStatus(_Status):
     message: Annotated[str, Field(max_length=512, description="The change in numbers.")]
 
 
+class TrialArmStatus(_Status):
+    """One mode as a trial has measured it."""
+
+    requests: Annotated[int, Field(ge=0, description="Requests that counted.")] = 0
+    attained: Annotated[int, Field(ge=0, description="Of these, in target.")] = 0
+
+
+class TrialStatus(_Status):
+    """The trial on real requests that runs, or ran last."""
+
+    running: Annotated[bool, Field(description="Does it run now?")] = False
+    split: Annotated[TrialArmStatus | None, Field(description="Served in two pools.")] = None
+    colocated: Annotated[TrialArmStatus | None, Field(description="Served colocated.")] = None
+    difference_percent_points: Annotated[
+        float | None, Field(description="Share in target of the split over colocated.")
+    ] = None
+    failures: Annotated[int, Field(ge=0, description="Trials in a row that did not confirm the split.")] = 0
+    not_before: Annotated[Time | None, Field(description="Earliest time of the next, RFC 3339.")] = None
+    message: Annotated[str, Field(max_length=512, description="How the last one ended.")] = ""
+
+
 class EvidenceStatus(_Status):
     """The numbers behind the decision, for both modes."""
 
@@ -100,6 +121,7 @@ class EvidenceStatus(_Status):
     flips: Annotated[
         list[FlipStatus], Field(max_length=16, description="What would turn the answer, nearest first.")
     ] = []
+    trial: Annotated[TrialStatus | None, Field(description="The modes as measured in a trial.")] = None
     problem: Annotated[
         str, Field(max_length=512, description="Why the last replay gave no answer, if it did not.")
     ] = ""

@@ -242,11 +242,19 @@ class ScalingSpec(_Spec):
     down_stabilization_seconds: Annotated[int, Field(ge=0, le=86_400, description="How long fewer workers must be enough before one is removed.")] = 300
 
 
+class TrialPolicy(StrEnum):
+    """Is a split that is predicted to pay tried on real requests first?"""
+
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
 class AdoptionSpec(_Spec):
     """When a change of mode is worth it."""
 
     minimum_gain_percent: Annotated[int, Field(ge=0, le=1000, description="Predicted goodput per GPU that the split must gain over colocated serving before Auto adopts it.")] = 5
     dwell_seconds: Annotated[int, Field(ge=1, le=86_400, description="Least time between two changes of mode, and before a return to the split.")] = 600
+    trial: Annotated[TrialPolicy, Field(description="Always: Auto keeps a split only when alternating windows of real requests confirm it. Never: it adopts on prediction alone.")] = TrialPolicy.ALWAYS
 
 
 class PrometheusSpec(_Spec):

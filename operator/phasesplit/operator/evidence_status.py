@@ -4,12 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from phasesplit.api.routing import ServedMode
-from phasesplit.api.status import CheckStatus, EvidenceSource, EvidenceStatus, FlipStatus, ModeEvidence
+from phasesplit.api.status import (
+    CheckStatus,
+    EvidenceSource,
+    EvidenceStatus,
+    FlipStatus,
+    ModeEvidence,
+    TrialArmStatus,
+    TrialStatus,
+)
 from phasesplit.cluster.status_writer import quantise
 from phasesplit.operator.times import to_rfc3339
 from phasesplit.planner.flips import Flip
-from phasesplit.planner.mode_types import LinkVerdict, ModeDecision
+from phasesplit.planner.mode_types import LinkVerdict, ModeDecision, ModeMemory
 from phasesplit.planner.text import format_rate
+from phasesplit.planner.trial_types import Part
 
 _MAX_TEXT = 512
 
@@ -25,7 +34,8 @@ class ReplayNews:
 def build_evidence(decision: ModeDecision, news: ReplayNews, now_s: float) -> EvidenceStatus | None:
     """The numbers, the list, and what would turn the answer; None while nothing is known."""
     numbers, replay = decision.evidence, decision.replay
-    if not numbers:
+    trial = _trial(decision.memory)
+    if not numbers and trial is None:
         return None
     requests = numbers.get("requests")
     source = EvidenceSource.REPLAY if replay is not None else EvidenceSource.CLOSED_FORM
@@ -46,6 +56,7 @@ def build_evidence(decision: ModeDecision, news: ReplayNews, now_s: float) -> Ev
             for item in decision.checks
         ],
         flips=_flips(decision, news.flips if replay is not None else ()),
+        trial=trial,
         problem=news.problem[:_MAX_TEXT],
     )
 
@@ -57,6 +68,26 @@ def _mode(prefix: str, numbers: Mapping[str, float]) -> ModeEvidence | None:
         goodput_per_second=quantise(numbers[f"{prefix}GoodputPerSecond"]),
         attainment_percent=quantise(numbers.get(f"{prefix}AttainmentPercent")),
     )
+
+
+def _trial(memory: ModeMemory) -> TrialStatus | None:
+    reading = memory.trial_reading
+    if reading is None and not memory.trial_failures and memory.trial is None:
+        return None
+    both = reading is not None and reading.split.counted and reading.colocated.counted
+    return TrialStatus(
+        running=memory.trial is not None,
+        split=_arm(reading.split) if reading else None,
+        colocated=_arm(reading.colocated) if reading else None,
+        difference_percent_points=quantise(100 * reading.difference) if reading and both else None,
+        failures=memory.trial_failures,
+        not_before=to_rfc3339(memory.trial_not_before_s) if memory.trial_not_before_s is not None else None,
+        message=memory.trial_message[:_MAX_TEXT],
+    )
+
+
+def _arm(part: Part) -> TrialArmStatus:
+    return TrialArmStatus(requests=part.counted, attained=part.attained)
 
 
 def _flips(decision: ModeDecision, replayed: Sequence[Flip]) -> list[FlipStatus]:

@@ -7,16 +7,14 @@ restart costs time, never correctness.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
-from phasesplit.api.routing import RoutingTable, ServedMode
+from phasesplit.api.routing import RoutingTable
 from phasesplit.api.v1alpha1 import DisaggregatedModelSpec, Manifest
 from phasesplit.cluster.prometheus import Value
 from phasesplit.cluster.router_client import RouterAnswer
 from phasesplit.cluster.snapshot import Key
 from phasesplit.operator.accept import Chosen
 from phasesplit.operator.links import LinkBook, ProbeMemory
-from phasesplit.operator.times import from_rfc3339
 from phasesplit.operator.traffic import TrafficBook
 from phasesplit.operator.transfers import TransferCounter
 from phasesplit.planner.facts import NodeFacts
@@ -26,7 +24,6 @@ from phasesplit.planner.scaling_types import ScalingMemory
 from phasesplit.resources.context import BuildContext
 
 BUSY_IDLE_S = 10.0
-_CAUSES = {str(reason): reason for reason in (Reason.LINK_DEGRADED, Reason.POOL_UNAVAILABLE, Reason.MISMATCH)}
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class ObjectMemory:
     @property
     def in_trial(self) -> bool:
         """Are both modes being tried on real requests?"""
-        return False
+        return self.mode is not None and self.mode.trial is not None
 
     @property
     def idle_s(self) -> float | None:
@@ -108,24 +105,6 @@ class ObjectMemory:
                 versions.append(answer.report.table_version)
                 versions.extend(worker.role_version for worker in answer.report.workers)
         return max(versions)
-
-
-def restore_mode(status: Mapping[str, object], served: ServedMode, now_s: float) -> ModeMemory:
-    """The planner's memory after a restart, from what the last decision left in the status."""
-    decision = status.get("decision")
-    before: Manifest = dict(decision) if isinstance(decision, Mapping) else {}
-    since_s = from_rfc3339(str(before.get("since", "")))
-    if before.get("mode") != served:
-        return ModeMemory(since_s=since_s)
-    cause = _CAUSES.get(str(before.get("reason")))
-    if served is not ServedMode.COLOCATED:
-        return ModeMemory(since_s=since_s)
-    if before.get("reason") == Reason.DWELL:
-        return ModeMemory(since_s=since_s, cause=Reason.LINK_DEGRADED, cause_gone_since_s=now_s)
-    # A first start waits for its pools: that is no fallback to dwell after.
-    if cause is Reason.POOL_UNAVAILABLE and status.get("mode") is None:
-        cause = None
-    return ModeMemory(since_s=since_s, cause=cause)
 
 
 class Memories:

@@ -7,7 +7,8 @@ from phasesplit.api.names import Pool
 from phasesplit.api.quantities import parse_quantity
 from phasesplit.api.routing import LatencyClass, ServedMode
 from phasesplit.operator.facts import shares_device
-from phasesplit.operator.memory import ObjectMemory, restore_mode
+from phasesplit.operator.memory import ObjectMemory
+from phasesplit.operator.mode_restore import restore_mode
 from phasesplit.operator.situation import Situation
 from phasesplit.planner.facts import LinkFacts, LoadFacts, NodeFacts, StepProfile, WorkerFacts
 from phasesplit.planner.mode_types import ModeInput, PoolPresence
@@ -53,6 +54,8 @@ def build_mode_input(given: Situation, memory: ObjectMemory, facts: Facts) -> Mo
         dwell_s=spec.adoption.dwell_seconds,
         minimum_gain_percent=spec.adoption.minimum_gain_percent,
         chunk_tokens=spec.colocated.max_batched_tokens,
+        trial=spec.adoption.trial,
+        requests=memory.traffic.requests(),
         memory=memory.mode,
     )
     return replace(asked, replay=usable(memory.replay, asked))

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from phasesplit.api.conditions import ConditionStatus, Reason
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import LatencyClass, ServedMode
-from phasesplit.api.v1alpha1 import Fallback, Mode
+from phasesplit.api.v1alpha1 import Fallback, Mode, TrialPolicy
 from phasesplit.planner.facts import LinkFacts, LoadFacts, StepProfile, WorkerFacts
 from phasesplit.planner.replay import ReplayOutcome
+from phasesplit.planner.traffic import ServedRequest
+from phasesplit.planner.trial_types import Trial, TrialReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ class ModeMemory:
     cause: Reason | None = None  # why the last split was left
     cause_gone_since_s: float | None = None
     colocated_better_since_s: float | None = None
+    trial: Trial | None = None  # both modes are being tried
+    trial_failures: int = 0  # in a row
+    trial_not_before_s: float | None = None
+    trial_reading: TrialReading | None = None  # of the trial that runs, or ran last
+    trial_message: str = ""  # how the last one ended
+    trial_interrupted: bool = False  # the operator was restarted in the middle of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,8 @@ class ModeInput:
     minimum_gain_percent: float = 5.0
     chunk_tokens: int | None = None
     replay: ReplayEvidence | None = None  # absent: the closed form decides
+    trial: TrialPolicy = TrialPolicy.NEVER
+    requests: tuple[ServedRequest, ...] = ()  # that ended lately, for a trial to count
     interference: float | None = None  # share of decode tokens late because their step carried prefill
     memory: ModeMemory = field(default_factory=ModeMemory)
 

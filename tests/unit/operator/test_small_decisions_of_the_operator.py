@@ -11,7 +11,7 @@ from phasesplit.api.routing import ServedMode
 from phasesplit.cluster.errors import ConflictError
 from phasesplit.operator.accept import choose_spec
 from phasesplit.operator.apply import OwnedByAnotherError, check_owner
-from phasesplit.operator.memory import restore_mode
+from phasesplit.operator.mode_restore import restore_mode
 from phasesplit.operator.placement_binding import find_stuck, plan_releases, release_patch
 from phasesplit.operator.transitions import condition_notices
 from phasesplit.planner.facts import NodeFacts, PodFacts
@@ -163,6 +163,21 @@ def test_a_restart_remembers_why_the_split_was_left(reason: str, cause: Reason |
     memory = restore_mode(left, ServedMode.COLOCATED, 5000.0)
     assert memory.cause is cause
     assert memory.since_s is not None
+
+
+def test_trials_outlive_a_restart_of_the_operator() -> None:
+    trial = {"failures": 2, "notBefore": "2026-11-29T13:00:00Z", "message": "stopped"}
+    left = {
+        "mode": "Split",
+        "decision": {"mode": "Split", "reason": "Trial", **SINCE},
+        "evidence": {"trial": trial},
+    }
+    memory = restore_mode(left, ServedMode.SPLIT, 5000.0)
+    assert memory.trial_interrupted
+    assert (memory.trial_failures, memory.trial_message) == (2, "stopped")
+    assert memory.trial_not_before_s is not None
+    left["decision"] = {"mode": "Split", "reason": "SplitPays", **SINCE}
+    assert not restore_mode(left, ServedMode.SPLIT, 5000.0).trial_interrupted
 
 
 def test_a_first_start_that_waits_for_its_pools_is_no_fallback() -> None:
