@@ -1,13 +1,18 @@
-"""Cost of the operator with ten objects at rest: memory, CPU, writes.
+"""Cost of the operator: one tick's decisions, then ten objects at rest: memory, CPU, writes.
+
+A tick is every decision of one pass over an object with 64 workers under load, without I/O; `--tick` measures
+that alone, without a cluster.
 
 `make bench-operator`. API server, controllers and scheduler are real; pods are on paper nodes, and their
 routers and workers are scripted, so that what is measured is the operator alone. All objects are served
 split over two nodes, the costliest state at rest: links are probed every few seconds.
 """
 
+import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import tempfile
 import time
@@ -16,6 +21,7 @@ from typing import Any
 
 from helpers_cluster import PaperNode, connect
 from helpers_operator_cluster import Stage, stage
+from helpers_tick import BusyObject
 from testbed.paths import repository_root
 
 OBJECTS = 10
@@ -23,6 +29,9 @@ SETTLE_S = 30.0
 MEASURE_S = 60.0
 RSS_BAR_MIB = 128.0
 CPU_BAR_CORES = 0.05
+TICK_WORKERS = 64
+TICKS = 30
+TICK_BAR_MS = 50.0
 NODES = [PaperNode("bench-a", cpu="64"), PaperNode("bench-b", cpu="64")]
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -54,6 +63,24 @@ def serve_objects(found: Stage, count: int) -> None:
     for number in range(count):
         found.wait_mode(f"bench-{number}", "Split", timeout_s=120)
         found.wait_condition(f"bench-{number}", "Ready", "True", timeout_s=120)
+
+
+def measure_ticks() -> list[dict[str, Any]]:
+    """CPU of one pass's decisions, by the closed form and with a replay that decides."""
+    busy = BusyObject(TICK_WORKERS)
+    results = []
+    for evidence in ("closed form", "replay"):
+        if evidence == "replay":
+            busy.replay()
+        times_ms = []
+        for _ in range(TICKS):
+            started_s = time.process_time()
+            busy.tick()
+            times_ms.append(1000 * (time.process_time() - started_s))
+        label = f"one tick with {TICK_WORKERS} workers, {evidence}"
+        results.append(result(f"{label}, median", statistics.median(times_ms), "ms", TICK_BAR_MS))
+        results.append(result(f"{label}, slowest of {TICKS}", max(times_ms), "ms", TICK_BAR_MS))
+    return results
 
 
 def result(name: str, value: float, unit: str, bar: float) -> dict[str, Any]:
@@ -89,8 +116,8 @@ def measure(found: Stage) -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
-    """Measure on the testbed; the last line is JSON."""
+def measure_at_rest() -> list[dict[str, Any]]:
+    """The running operator, on the testbed."""
     cluster = connect()
     namespace = f"bench-operator-{int(time.time())}"
     cluster.kubectl("create", "namespace", namespace)
@@ -100,9 +127,19 @@ def main() -> None:
             tempfile.TemporaryDirectory() as folder,
             stage(cluster, namespace, Path(folder), NODES, TICK_SECONDS=2) as found,
         ):
-            results = measure(found)
+            return measure(found)
     finally:
         cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def main() -> None:
+    """Measure; the last line is JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tick", action="store_true", help="the decisions alone, without a cluster")
+    options = parser.parse_args()
+    results = measure_ticks()
+    if not options.tick:
+        results += measure_at_rest()
     for item in results:
         print(f"{item['name']}: {item['value']} {item['unit']} (bar {item['bar']}, holds: {item['holds']})")
     commit = subprocess.run(

@@ -8,6 +8,7 @@ from phasesplit.api.names import Role
 from phasesplit.planner.colocated_serving import predict_colocated
 from phasesplit.planner.demand import Demand, Hardware, Prediction, scale_demands
 from phasesplit.planner.performance import MIN_CHUNK_TOKENS, largest_chunk_tokens
+from phasesplit.planner.serving import predict_decoding
 from phasesplit.planner.split_serving import predict_split
 
 # Chunk budgets tried, as multiples of the tightest TPOT target in predicted step seconds.
@@ -62,15 +63,19 @@ def best_split(demands: Sequence[Demand], hardware: Hardware, workers: int) -> t
 
     candidates = set(range(1, workers))
     if workers > _FEW_WORKERS:
+        prefill_load = predict(1).prefill_utilisation
+        decode_load = predict_decoding(demands, hardware.decode_profile, 1, math.inf).utilisation
         enough = _smallest(
             lambda count: _all_reach([item.ttft_attainment for item in predict(count).classes], demands),
             workers - 1,
+            least=_least(prefill_load, workers - 1),
         )
         spare = _smallest(
             lambda count: _all_reach(
                 [item.tpot_attainment for item in predict(workers - count).classes], demands
             ),
             workers - 1,
+            least=_least(decode_load, workers - 1),
         )
         ends = sorted((enough, workers - spare))
         candidates = {*ends, (ends[0] + ends[1]) // 2, min(workers - 1, ends[0] + 1), max(1, ends[1] - 1)}
@@ -181,8 +186,17 @@ def needed_colocated(
     """Fewest colocated workers, and whether they meet every target."""
     if not demands:
         return 1, True
+    budgets = [chunk_tokens] if chunk_tokens is not None else sorted(chunk_budgets(demands, hardware))
+
+    def meets(count: int) -> bool:
+        for index, budget in enumerate(budgets):
+            if predict_colocated(demands, hardware, count, budget).meets:
+                budgets.insert(0, budgets.pop(index))  # likely to do for the next count, too
+                return True
+        return False
+
     return _fewest(
-        lambda count: tuned_colocated(demands, hardware, count, chunk_tokens).meets,
+        meets,
         lambda count: tuned_colocated(demands, hardware, count, chunk_tokens).prefill_utilisation,
         most,
     )
@@ -199,12 +213,16 @@ def _fewest(meets: Callable[[int], bool], load: Callable[[int], float], most: in
     return _smallest(lambda count: load(count) <= _PLAIN_UTILISATION, most), False
 
 
-def _smallest(holds: Callable[[int], bool], most: int) -> int:
-    """Smallest count for which a monotone predicate holds, `most` if none."""
-    high = 1
+def _least(load: float, most: int) -> int:
+    """Fewer workers than this are overloaded."""
+    return most if load >= most else max(1, math.floor(load) + 1)
+
+
+def _smallest(holds: Callable[[int], bool], most: int, least: int = 1) -> int:
+    """Smallest count from `least` on for which a monotone predicate holds, `most` if none."""
+    low, high, stride = least, least, 1
     while high < most and not holds(high):
-        high = min(most, high * 2)
-    low = high // 2 + 1 if high > 1 else 1
+        low, high, stride = high + 1, min(most, high + stride), stride * 2
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)

@@ -40,7 +40,8 @@ class Evidence:
     rate_per_s: float
     colocated: Prediction
     split: Prediction
-    colocated_goodput_per_s: float  # largest rate, in this mix, that meets every target
+    # Largest rate, in this mix, that meets every target; with a replay the rate in target of its window.
+    colocated_goodput_per_s: float
     split_goodput_per_s: float
     uncertainty: float  # relative, of either figure
     interference: float  # share of decode tokens late because their step carried prefill
@@ -184,6 +185,15 @@ def compare(
     prefill_workers, split = best_split(demands, hardware, workers)
     rate = sum(demand.rate_per_s for demand in demands)
 
+    if replayed is not None:  # it decides; the search for the largest load is most of a tick's cost
+        outcome = replayed.outcome
+        goodputs = outcome.colocated.attained_per_s, outcome.split.attained_per_s
+    else:
+        goodputs = (
+            rate * colocated_goodput_factor(demands, hardware, workers, chunk_tokens),
+            rate * split_goodput_factor(demands, hardware, workers),
+        )
+
     residual = max(hardware.prefill_profile.residual, hardware.decode_profile.residual)
     interference = measured_interference
     if interference is None:
@@ -194,8 +204,8 @@ def compare(
         rate_per_s=rate,
         colocated=colocated,
         split=split,
-        colocated_goodput_per_s=rate * colocated_goodput_factor(demands, hardware, workers, chunk_tokens),
-        split_goodput_per_s=rate * split_goodput_factor(demands, hardware, workers),
+        colocated_goodput_per_s=goodputs[0],
+        split_goodput_per_s=goodputs[1],
         free_split_goodput_per_s=rate * split_goodput_factor(demands, free, workers) if free else None,
         # Both figures come from one profile, so most of its error cancels.
         uncertainty=min(0.1, residual / 4),

@@ -5,6 +5,7 @@ Knows the law of one worker; queues and many workers are `capacity`'s business.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from phasesplit.planner.facts import StepProfile
 
@@ -102,6 +103,7 @@ def prefill_tokens_per_s(profile: StepProfile, prompt_tokens: float) -> float:
     return tokens / seconds if seconds > 0 else math.inf
 
 
+@lru_cache(maxsize=4096)  # searches over plans ask for the same few steps again and again
 def largest_chunk_tokens(
     profile: StepProfile,
     budget_s: float,

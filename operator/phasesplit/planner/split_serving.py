@@ -6,6 +6,7 @@ of the transfer lies in the second-token gap and so in TPOT.
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from phasesplit.planner.demand import ClassPrediction, Demand, Hardware, Prediction
 from phasesplit.planner.facts import StepProfile
@@ -69,18 +70,14 @@ def predict_split(
 
 def _services(profile: StepProfile, demand: Demand) -> tuple[tuple[float, float], ...]:
     """Seconds of prefill of the prompts that stand for the class."""
-    return tuple(
-        (
-            prefill_s(
-                profile,
-                new + cached,
-                prefill_chunk_tokens(profile, new + cached),
-                cached_tokens=cached,
-            ),
-            weight,
-        )
-        for new, cached, weight in prompt_lengths(demand)
-    )
+    return tuple((_service_s(profile, new, cached), weight) for new, cached, weight in prompt_lengths(demand))
+
+
+@lru_cache(maxsize=4096)  # a service time depends on no load and no number of workers
+def _service_s(profile: StepProfile, new_tokens: float, cached_tokens: float) -> float:
+    tokens = new_tokens + cached_tokens
+    chunk = prefill_chunk_tokens(profile, tokens)
+    return prefill_s(profile, tokens, chunk, cached_tokens=cached_tokens)
 
 
 def _free_link_bytes_per_s(demands: Sequence[Demand], hardware: Hardware, decode_workers: int) -> float:
