@@ -195,6 +195,18 @@ def test_checksums_of_blocks_that_moved_meanwhile_are_dropped(setup):
     assert setup.store.manifest("r").checksums[0] == checksum(setup.pool.block_view(1))
 
 
+def test_checksums_read_across_a_preemption_are_dropped_even_if_the_same_blocks_come_back(setup):
+    setup.accept()
+    setup.store.on_blocks_ready("r", 8, BLOCKS)
+    unsealed = setup.store.take_unsealed()
+    setup.store.on_blocks_ready("r", 0, ())
+    setup.store.on_blocks_ready("r", 8, BLOCKS)
+    setup.store.seal(unsealed, ["between", "between"])
+    assert setup.store.manifest("r").checksums == ()
+    setup.work()
+    assert len(setup.store.manifest("r").checksums) == 2
+
+
 def test_promised_request_is_waited_for_and_others_are_not(setup):
     setup.store.promise("r")
     assert setup.store.wait_accepted("r", 0) is False
