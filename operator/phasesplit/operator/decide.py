@@ -3,7 +3,7 @@
 Here its inputs are put together and its answers fitted into one desired state.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -23,8 +23,9 @@ from phasesplit.operator.facts import (
 )
 from phasesplit.operator.memory import ObjectMemory, restore_mode
 from phasesplit.operator.observation import Observation
-from phasesplit.operator.placing import Placer, PlacingInput
+from phasesplit.operator.placing import Placer, PlacingInput, tell_shortage
 from phasesplit.operator.situation import Decisions, Situation
+from phasesplit.operator.sizing import least_workers, scale_within_room, to_bounds
 from phasesplit.planner.facts import LinkFacts, LoadFacts, NodeFacts, PodFacts, StepProfile, WorkerFacts
 from phasesplit.planner.metrics_health import judge_metrics
 from phasesplit.planner.metrics_types import MetricsInput, MetricsVerdict, Permission
@@ -33,8 +34,7 @@ from phasesplit.planner.mode_types import ModeDecision, ModeInput, PoolPresence
 from phasesplit.planner.placement import binding_for
 from phasesplit.planner.placement_types import PlacementPlan, PoolRequest
 from phasesplit.planner.reading import to_pool_request
-from phasesplit.planner.scaling import plan_scaling
-from phasesplit.planner.scaling_types import PoolBounds, ScalingDecision, ScalingInput
+from phasesplit.planner.scaling_types import ScalingDecision, ScalingInput
 
 _CAUSES = frozenset({Reason.LINK_DEGRADED, Reason.POOL_UNAVAILABLE, Reason.MISMATCH, Reason.COLOCATED_BETTER})
 
@@ -51,10 +51,11 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
     pods = read_pods(given.snapshot.worker_pods(), observation.reports, given.now_s)
     nodes = _nodes(given, memory)
     kv_bytes = max((worker.kv_bytes_per_token for worker in workers), default=0) or None
-    plan, placeable = placer.place(
+    plan, room = placer.place(
         given.snapshot.model.key,
         PlacingInput(
             pools={pool: _pool_request(given, pool, pods) for pool in Pool},
+            least={pool: least_workers(spec, pool) for pool in Pool},
             largest={pool: spec.pool(pool).replicas.max for pool in Pool},
             nodes=nodes,
             links=links,
@@ -66,11 +67,13 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
     facts = _Facts(plan, classes, loads, links, workers, nodes, kv_bytes, busy=bool(memory.flowing))
     mode = _decide_mode(given, memory, facts)
     memory.mode = mode.memory
-    scaling = plan_scaling(
+    scaling = scale_within_room(
+        placer,
+        given.snapshot.model.key,
         ScalingInput(
             now_s=given.now_s,
             mode=mode.mode,
-            pools={pool: _bounds(given, pool, placeable) for pool in Pool},
+            pools={pool: to_bounds(given, pool, room) for pool in Pool},
             classes=classes,
             loads=loads,
             workers=workers,
@@ -78,6 +81,7 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
             policy=spec.scaling.policy,
             role_switching=spec.scaling.role_switching,
             max_gpus=spec.scaling.max_gpus,
+            placeable_total=room.total,
             keep_both_pools=spec.mode is not Mode.COLOCATED,
             profiles=_profiles(workers),
             chunk_tokens=spec.colocated.max_batched_tokens,
@@ -86,12 +90,12 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
             link_bytes_per_s=median(link.bytes_per_s for link in links) if links else None,
             down_stabilization_s=spec.scaling.down_stabilization_seconds,
             memory=memory.scaling,
-        )
+        ),
     )
     memory.scaling = scaling.memory
     content = _table_content(given, mode, scaling, facts)
     return Decisions(
-        plan=plan,
+        plan=tell_shortage(plan, room) if scaling.replicas else plan,
         mode=mode,
         scaling=scaling,
         metrics=verdict,
@@ -236,19 +240,6 @@ def _presence(given: Situation, facts: _Facts, pool: Pool) -> PoolPresence:
         placeable=bool(placed),
         shares_device=shares_device(given.spec.pool(pool), placed, facts.nodes),
         detail=problem.message if problem else missing.message if missing and not found.ready else "",
-    )
-
-
-def _bounds(given: Situation, pool: Pool, placeable: Mapping[Pool, int]) -> PoolBounds:
-    found, wanted = given.observation.pools[pool], given.spec.pool(pool)
-    return PoolBounds(
-        pool=pool,
-        min=wanted.replicas.min,
-        max=wanted.replicas.max,
-        desired=found.desired,
-        ready=found.ready,
-        gpus_per_worker=wanted.gpu.count,
-        placeable=placeable.get(pool),
     )
 
 
