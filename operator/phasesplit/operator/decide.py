@@ -64,6 +64,7 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
             kv_bytes_per_token=kv_bytes,
         ),
     )
+    memory.transfers.note_ready(_readiness(observation), given.now_s)
     facts = _Facts(plan, classes, loads, links, workers, nodes, kv_bytes, busy=bool(memory.flowing))
     mode = _decide_mode(given, memory, facts)
     memory.mode = mode.memory
@@ -152,11 +153,15 @@ def _workers(given: Situation, observation: Observation) -> tuple[WorkerFacts, .
 
     A worker's role is what the live table says: its own report may be older than the last switch.
     """
-    ready = {pod.name: pod.ready and not pod.terminating for pod in observation.rollout}
+    ready = _readiness(observation)
     facts = [
         WorkerFacts.from_report(report) for pod, report in sorted(observation.reports.items()) if pod in ready
     ]
     return tuple(_with_live_role(fact, given.live_table) for fact in facts if fact.ready and ready[fact.pod])
+
+
+def _readiness(observation: Observation) -> dict[str, bool]:
+    return {pod.name: pod.ready and not pod.terminating for pod in observation.rollout}
 
 
 def _with_live_role(fact: WorkerFacts, live: RoutingTable | None) -> WorkerFacts:

@@ -11,9 +11,9 @@ from phasesplit.api.manifest import KVLayout
 from phasesplit.api.names import Pool, Role
 from phasesplit.api.reports import LinkSample, ModelFacts, StepProfile, WorkerReport, WorkerState
 from phasesplit.api.routing import LatencyClass, LinkEstimate, RoutingTable, WhenInfeasible
+from phasesplit_http.errors import ApiError
 from phasesplit_router import predict
 from phasesplit_router.admission import Outlook, refuse
-from phasesplit_router.errors import ApiError
 from phasesplit_router.fleet import Phase
 from phasesplit_router.histograms import Histogram, HistogramCollector
 from phasesplit_router.quarantine import Quarantine

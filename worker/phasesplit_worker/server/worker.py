@@ -285,4 +285,5 @@ class Worker:
             links=[] if parts is None else parts.transfer.link_samples(),
             transfers_total=0 if parts is None else parts.transfer.transfers_total,
             transfer_failures_total={} if parts is None else parts.transfer.failures_total,
+            transfer_failures_by_peer={} if parts is None else parts.transfer.failures_by_peer,
         )
