@@ -18,7 +18,7 @@ import yaml
 from helpers_cluster import ClusterUnderTest, PaperNode
 from helpers_paper_pods import PaperKubelet, paper_kubelet
 from phasesplit.api import names
-from testbed.audit import AuditEvent, service_account
+from testbed.audit import AuditEvent, Mark, service_account
 from testbed.errors import TestbedError
 from testbed.kubectl import Kubectl
 from testbed.paths import repository_root
@@ -93,7 +93,7 @@ class OperatorProcess:
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def writes(self, since: int) -> list[AuditEvent]:
+    def writes(self, since: Mark) -> list[AuditEvent]:
         """Its mutating requests after a mark of the audit log, Lease renewals apart."""
         user = service_account(self.namespace, ACCOUNT)
         events = self._cluster.audit.events(since, user=user)
