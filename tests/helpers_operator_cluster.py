@@ -25,6 +25,10 @@ from testbed.paths import repository_root
 from testbed.processes import wait_for
 
 ACCOUNT = "operator"
+PAPER_NODES = [
+    PaperNode("paper-a", labels={"topology.kubernetes.io/zone": "z1"}, gpus=2),
+    PaperNode("paper-b", labels={"topology.kubernetes.io/zone": "z2"}, gpus=2),
+]
 _numbers = itertools.count()
 
 
@@ -207,6 +211,18 @@ def stage(
         stack.callback(operator.stop)
         operator.start()
         yield Stage(cluster, namespace, operator, kubelet, [node.name for node in nodes])
+
+
+def pool(s: Stage, **changes: object) -> dict[str, object]:
+    """A pool of the small object with parts replaced."""
+    spec: dict[str, object] = s.manifest("x")["spec"]["prefill"]
+    return {**spec, **changes}
+
+
+def apart(s: Stage) -> dict[str, object]:
+    """Prefill on one node, decode on the other."""
+    first, second = ({names.HOSTNAME_LABEL: node.name} for node in PAPER_NODES)
+    return {"prefill": pool(s, nodeSelector=first), "decode": pool(s, nodeSelector=second)}
 
 
 def install(kubectl: Kubectl, namespace: str) -> None:
