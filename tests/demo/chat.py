@@ -57,7 +57,12 @@ class Chat:
 
     def ask(self, label: str, question: str, max_tokens: int = 32, slo_class: str | None = None) -> Answer:
         """Stream one greedy answer. Raises `openai.OpenAIError` when the router refuses or fails."""
-        answer = Answer(label)
+        return self.ask_into(Answer(label), question, max_tokens, slo_class)
+
+    def ask_into(
+        self, answer: Answer, question: str, max_tokens: int, slo_class: str | None = None
+    ) -> Answer:
+        """The same; `answer` can be watched from another thread while it grows."""
         started = time.monotonic()
         headers = {"x-slo-class": slo_class} if slo_class else {}
         raw = self._client.chat.completions.with_raw_response.create(

@@ -238,15 +238,21 @@ def kill_decode(subject: Subject, forward: PortForward) -> Facts:
     question, max_tokens = "Tell me a short story about a lighthouse.", 96
     chat = Chat(forward.url, subject.model)
     expected = chat.ask("undisturbed", question, max_tokens)
+    disturbed = Answer("disturbed")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        stream = pool.submit(chat.ask, "disturbed", question, max_tokens)
-        time.sleep((expected.e2e_s or 4.0) / 3)
-        victim = expected.pair.split(",")[-1]
+        stream = pool.submit(chat.ask_into, disturbed, question, max_tokens)
+        wait_for(
+            "a third of the stream",
+            lambda: disturbed.num_chunks > expected.num_chunks // 3 or stream.done(),
+            120,
+            interval_s=0.05,
+        )
+        victim = disturbed.pair.split(",")[-1]
         subject.kubectl(
             "delete", "pod", victim, "-n", subject.namespace, "--grace-period=0", "--force", "--wait=false"
         )
         facts.add("killed", victim)
-        disturbed = stream.result(300)
+        stream.result(300)
     trace = subject.inspect(disturbed.request_id)
     gaps = [b - a for a, b in zip(disturbed.chunk_times_s, disturbed.chunk_times_s[1:], strict=False)]
     facts.add(
