@@ -96,7 +96,9 @@ def reference_answer(model_path: str, question: str, max_tokens: int) -> str:
     """The same greedy answer by plain `transformers`, loaded from the same files."""
     import torch  # noqa: PLC0415  (slow to import; most runs of this module do not need it)
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+    from transformers.utils import logging  # noqa: PLC0415
 
+    logging.disable_progress_bar()
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
