@@ -35,6 +35,7 @@ class Answer:
     """One chat answer as the client saw it. Times are seconds since the request was sent."""
 
     label: str
+    sent_at_s: float = 0.0  # on the clock of `time.monotonic`
     request_id: str = ""
     mode: str = ""
     pair: str = ""
@@ -63,7 +64,7 @@ class Chat:
         self, answer: Answer, question: str, max_tokens: int, slo_class: str | None = None
     ) -> Answer:
         """The same; `answer` can be watched from another thread while it grows."""
-        started = time.monotonic()
+        answer.sent_at_s = started = time.monotonic()
         headers = {"x-slo-class": slo_class} if slo_class else {}
         raw = self._client.chat.completions.with_raw_response.create(
             model=self.model,
