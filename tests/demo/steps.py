@@ -241,9 +241,9 @@ def degrade_link(subject: Subject, forward: PortForward) -> Facts:
 
 
 def _too_slow(subject: Subject) -> str:
-    """50 Mbit/s, or half of what the split needs where slow processors make it need less."""
+    """50 Mbit/s, or less than half of the need where busy processors make the split need less."""
     need = subject.status().get("evidence", {}).get("linkNeedBytesPerSecond")
-    return f"{min(50.0, need * 8 / 2e6 if need else 50.0):.0f}mbit"
+    return f"{min(50.0, need * 8 / 1e6 / 2.5 if need else 50.0):.0f}mbit"
 
 
 def kill_decode(subject: Subject, forward: PortForward) -> Facts:
