@@ -38,12 +38,14 @@ demo-down: setup ## Remove what `make demo` made
 	@$(PY) -m demo down
 
 .PHONY: test
-test: setup lint ## Run every test that needs no cluster (lint, unit, contract, integration)
+test: setup lint ## Run every test: lint, unit, contract, integration, and all that needs a cluster on the testbed
+	@$(PY) -m testbed build
 	@$(PY) -m testbed.model
 	@$(PY) -m pytest $(TESTS) -q -m "not cluster" --durations=25
+	@$(MAKE) --no-print-directory test-cluster
 
 .PHONY: test-cluster
-test-cluster: setup ## Run the tests on a real cluster (the testbed, or CONTEXT=name)
+test-cluster: setup ## Run the tests on a real cluster alone (the testbed, or CONTEXT=name)
 	@$(PY) -m testbed build
 	@$(PY) -m testbed.model
 	@$(PY) -m pytest $(TESTS) -v -m cluster --durations=25; status=$$?; $(PY) -m testbed down; exit $$status

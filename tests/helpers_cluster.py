@@ -29,6 +29,7 @@ __all__ = ["ClusterUnderTest", "PaperNode", "wait_for"]
 
 # Below pytest's own limit per test, so that the message names what is being waited for.
 _LOCK_TIMEOUT_S = 90.0
+_OPERATOR = "app.kubernetes.io/name=phasesplit-operator"
 _numbers = itertools.count()
 _held = pytest.StashKey[ExitStack]()
 
@@ -82,6 +83,10 @@ def connect() -> ClusterUnderTest:
     context = os.environ.get("CONTEXT")
     if not context:
         testbed = testbeds.ensure_up()
+        if testbed.kubectl.get("deployments", "-A", "-l", _OPERATOR)["items"]:
+            # What a demo left behind: its operator would act on the objects of these tests too.
+            testbeds.down()
+            testbed = testbeds.ensure_up()
         return ClusterUnderTest(testbed.kubectl, binary("helm"), testbed)
     programs = {name: shutil.which(name) for name in ("kubectl", "helm")}
     missing = [name for name, path in programs.items() if path is None]

@@ -18,13 +18,17 @@ import yaml
 from helpers_cluster import ClusterUnderTest, PaperNode
 from helpers_paper_pods import PaperKubelet, paper_kubelet
 from phasesplit.api import names
-from testbed.audit import AuditEvent, service_account
+from testbed.audit import AuditEvent, Mark, service_account
 from testbed.errors import TestbedError
 from testbed.kubectl import Kubectl
 from testbed.paths import repository_root
 from testbed.processes import wait_for
 
 ACCOUNT = "operator"
+PAPER_NODES = [
+    PaperNode("paper-a", labels={"topology.kubernetes.io/zone": "z1"}, gpus=2),
+    PaperNode("paper-b", labels={"topology.kubernetes.io/zone": "z2"}, gpus=2),
+]
 _numbers = itertools.count()
 
 
@@ -93,7 +97,7 @@ class OperatorProcess:
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def writes(self, since: int) -> list[AuditEvent]:
+    def writes(self, since: Mark) -> list[AuditEvent]:
         """Its mutating requests after a mark of the audit log, Lease renewals apart."""
         user = service_account(self.namespace, ACCOUNT)
         events = self._cluster.audit.events(since, user=user)
@@ -207,6 +211,18 @@ def stage(
         stack.callback(operator.stop)
         operator.start()
         yield Stage(cluster, namespace, operator, kubelet, [node.name for node in nodes])
+
+
+def pool(s: Stage, **changes: object) -> dict[str, object]:
+    """A pool of the small object with parts replaced."""
+    spec: dict[str, object] = s.manifest("x")["spec"]["prefill"]
+    return {**spec, **changes}
+
+
+def apart(s: Stage) -> dict[str, object]:
+    """Prefill on one node, decode on the other."""
+    first, second = ({names.HOSTNAME_LABEL: node.name} for node in PAPER_NODES)
+    return {"prefill": pool(s, nodeSelector=first), "decode": pool(s, nodeSelector=second)}
 
 
 def install(kubectl: Kubectl, namespace: str) -> None:

@@ -147,3 +147,14 @@ def _exact_rows(size: Sequence[int], unary: Sequence[tuple[int, int]], prefill: 
             terms = [(first_g + index * len(size) + m, 1.0) for index in own[n]]
             rows.add([*terms, (first_y + m, -1.0)], 0, 0)
     return rows
+
+
+def change_pool(request: PlacementRequest, pool: Pool, **changes: object) -> PlacementRequest:
+    """The request with other values for one pool."""
+    pools = tuple(replace(item, **changes) if item.pool is pool else item for item in request.pools)
+    return replace(request, pools=pools)
+
+
+def used(plan: PlacementPlan) -> set[str]:
+    """Nodes that got a worker."""
+    return {node for nodes in plan.nodes.values() for node in nodes if node}

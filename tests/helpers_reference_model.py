@@ -34,6 +34,15 @@ class ReferenceModel:
             )
         return output[0, len(prompt) :].tolist()
 
+    def greedy_after(self, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+        """The greedy token at each place of an answer, given what stands before it, in one pass.
+
+        An answer that equals this is the greedy one, by induction over its tokens.
+        """
+        with torch.inference_mode():
+            logits = self.model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        return logits.argmax(dim=-1).tolist()
+
     def explain_difference(
         self, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
     ) -> str | None:

@@ -244,6 +244,7 @@ class RecordingTransfer:
         self.manifests: dict[str, KVManifest] = {}
         self.transfers_total = 0
         self.failures_total: dict[str, int] = {}
+        self.failures_by_peer: dict[str, dict[str, int]] = {}
 
     async def start(self) -> None:
         return None

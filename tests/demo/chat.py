@@ -35,6 +35,7 @@ class Answer:
     """One chat answer as the client saw it. Times are seconds since the request was sent."""
 
     label: str
+    sent_at_s: float = 0.0  # on the clock of `time.monotonic`
     request_id: str = ""
     mode: str = ""
     pair: str = ""
@@ -57,8 +58,13 @@ class Chat:
 
     def ask(self, label: str, question: str, max_tokens: int = 32, slo_class: str | None = None) -> Answer:
         """Stream one greedy answer. Raises `openai.OpenAIError` when the router refuses or fails."""
-        answer = Answer(label)
-        started = time.monotonic()
+        return self.ask_into(Answer(label), question, max_tokens, slo_class)
+
+    def ask_into(
+        self, answer: Answer, question: str, max_tokens: int, slo_class: str | None = None
+    ) -> Answer:
+        """The same; `answer` can be watched from another thread while it grows."""
+        answer.sent_at_s = started = time.monotonic()
         headers = {"x-slo-class": slo_class} if slo_class else {}
         raw = self._client.chat.completions.with_raw_response.create(
             model=self.model,
@@ -91,7 +97,9 @@ def reference_answer(model_path: str, question: str, max_tokens: int) -> str:
     """The same greedy answer by plain `transformers`, loaded from the same files."""
     import torch  # noqa: PLC0415  (slow to import; most runs of this module do not need it)
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+    from transformers.utils import logging  # noqa: PLC0415
 
+    logging.disable_progress_bar()
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()

@@ -144,22 +144,19 @@ def overload(subject: Subject, forward: PortForward, timeout_s: float = 240) -> 
     """More and more load until a target is missed; the operator decides and acts."""
     facts = Facts()
     chat = Chat(forward.url, subject.model)
-    before = _arrangement(subject)
+    before, known = _arrangement(subject), _decisions(subject)
     loads: list[Load] = []
     started = time.monotonic()
     try:
-        while time.monotonic() - started < timeout_s:
+        while not (new := {key: text for key, text in _decisions(subject).items() if key not in known}):
+            if time.monotonic() - started > timeout_s:
+                raise DemoError(
+                    f"no scaling decision within {timeout_s:.0f} s of rising load: {subject.status()}"
+                )
             if len(loads) < 5:
                 loads.append(Load(chat, workers=_CLIENTS_PER_STEP, max_tokens=24, sentences=12))
-            if _arrangement(subject) != before:
-                break
             time.sleep(10)
-        else:
-            raise DemoError(
-                f"no scaling decision within {timeout_s:.0f} s of rising load: {subject.status()}"
-            )
-        after = _arrangement(subject)
-        scaling = wait_for("the reason of the decision", lambda: subject.status().get("scaling"), 30)
+        after = wait_for("the decision carried out", lambda: _changed(subject, before), 60)
     finally:
         for load in loads:
             load.stop()
@@ -168,7 +165,8 @@ def overload(subject: Subject, forward: PortForward, timeout_s: float = 240) -> 
     )
     for item in subject.status().get("slo", []):
         facts.add(f"class {item['name']}", f"{item.get('attainmentPercent', '-')} % attained")
-    facts.add("decision", f"{scaling['reason']}: {scaling['message']}")
+    for decision in new.values():
+        facts.add("decision", decision)
     facts.add("carried out", f"{before} → {after}")
     answered = sum(len(load.answers) for load in loads)
     refused = sum(load.refused for load in loads)
@@ -177,6 +175,23 @@ def overload(subject: Subject, forward: PortForward, timeout_s: float = 240) -> 
     if failures:
         raise DemoError(f"{len(failures)} requests failed under load, the first with {failures[0]}")
     return facts
+
+
+def _decisions(subject: Subject) -> dict[tuple[str, str], str]:
+    """Events of the operator that add a worker or switch a role, each time they were seen."""
+    return {
+        (
+            event["metadata"]["uid"],
+            event["metadata"]["resourceVersion"],
+        ): f"{event['reason']}: {event['message']}"
+        for event in subject.events()
+        if event["reason"] in {"LoadUp", "QueueWait", "RoleSwitch"}
+    }
+
+
+def _changed(subject: Subject, before: str) -> str | None:
+    now = _arrangement(subject)
+    return now if now != before else None
 
 
 def _arrangement(subject: Subject) -> str:
@@ -226,9 +241,9 @@ def degrade_link(subject: Subject, forward: PortForward) -> Facts:
 
 
 def _too_slow(subject: Subject) -> str:
-    """50 Mbit/s, or half of what the split needs where slow processors make it need less."""
+    """50 Mbit/s, or less than half of the need where busy processors make the split need less."""
     need = subject.status().get("evidence", {}).get("linkNeedBytesPerSecond")
-    return f"{min(50.0, need * 8 / 2e6 if need else 50.0):.0f}mbit"
+    return f"{min(50.0, need * 8 / 1e6 / 2.5 if need else 50.0):.0f}mbit"
 
 
 def kill_decode(subject: Subject, forward: PortForward) -> Facts:
@@ -238,15 +253,21 @@ def kill_decode(subject: Subject, forward: PortForward) -> Facts:
     question, max_tokens = "Tell me a short story about a lighthouse.", 96
     chat = Chat(forward.url, subject.model)
     expected = chat.ask("undisturbed", question, max_tokens)
+    disturbed = Answer("disturbed")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        stream = pool.submit(chat.ask, "disturbed", question, max_tokens)
-        time.sleep((expected.e2e_s or 4.0) / 3)
-        victim = expected.pair.split(",")[-1]
+        stream = pool.submit(chat.ask_into, disturbed, question, max_tokens)
+        wait_for(
+            "a third of the stream",
+            lambda: disturbed.num_chunks > expected.num_chunks // 3 or stream.done(),
+            120,
+            interval_s=0.05,
+        )
+        victim = disturbed.pair.split(",")[-1]
         subject.kubectl(
             "delete", "pod", victim, "-n", subject.namespace, "--grace-period=0", "--force", "--wait=false"
         )
         facts.add("killed", victim)
-        disturbed = stream.result(300)
+        stream.result(300)
     trace = subject.inspect(disturbed.request_id)
     gaps = [b - a for a, b in zip(disturbed.chunk_times_s, disturbed.chunk_times_s[1:], strict=False)]
     facts.add(

@@ -10,8 +10,9 @@ import pytest
 
 from demo import steps
 from demo.chat import SHORT_QUESTION, Chat
+from demo.steps import Load
 from demo.subject import Subject
-from demo.target import PortForward, choose_target
+from demo.target import PortForward, choose_target, wait_for
 from soak.__main__ import Progress, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -53,6 +54,31 @@ def test_text_equals_plain_transformers(subject, forward) -> None:
 
 def test_a_slow_link_ends_the_split_and_loses_nothing(subject, forward) -> None:
     steps.degrade_link(subject, forward)
+
+
+def test_a_switch_of_the_mode_reaches_all_traffic_within_3_s_and_loses_nothing(subject, forward) -> None:
+    subject.wait_mode("Split", 180)
+    load = Load(Chat(forward.url, subject.model), workers=4, max_tokens=8, sentences=1)
+    late: dict[str, list[float]] = {}
+    try:
+        for mode in ("Colocated", "Split", "Colocated", "Split"):
+            answered = len(load.answers)
+            wait_for("traffic", lambda n=answered: len(load.answers) >= n + 8 or load.failures, 120)
+            subject.apply(mode=mode)
+            changed_s = time.monotonic()
+            subject.wait_mode(mode, 60)
+            answered = len(load.answers)
+            wait_for("traffic since", lambda n=answered: len(load.answers) >= n + 8 or load.failures, 120)
+            sent = [answer for answer in list(load.answers) if answer.sent_at_s > changed_s]
+            assert any(answer.mode == mode for answer in sent)
+            late[mode] = [a.sent_at_s - changed_s for a in sent if a.mode != mode]
+    finally:
+        load.stop()
+        subject.apply()
+    assert load.failures == []
+    assert all(answer.finish_reason for answer in load.answers)
+    # Counted from the user's change, the decision included.
+    assert max((seconds for mode in late for seconds in late[mode]), default=0.0) <= 3.0, late
 
 
 def test_a_killed_decode_pod_leaves_no_gap_in_the_stream(subject, forward) -> None:

@@ -5,54 +5,14 @@ One operator serves all tests of this file, each test has an object of its own.
 
 import json
 import time
-from collections.abc import Iterator
-from datetime import datetime
-from pathlib import Path
 
 import pytest
 
-from helpers_cluster import ClusterUnderTest, PaperNode
-from helpers_operator_cluster import Stage, stage
+from helpers_operator_cluster import Stage, apart, pool
 from phasesplit.api import names
 from phasesplit.operator.health import is_ready
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-
-NODES = [
-    PaperNode("paper-a", labels={"topology.kubernetes.io/zone": "z1"}, gpus=2),
-    PaperNode("paper-b", labels={"topology.kubernetes.io/zone": "z2"}, gpus=2),
-]
-APART = (
-    {"nodeSelector": {"kubernetes.io/hostname": "paper-a"}},
-    {"nodeSelector": {"kubernetes.io/hostname": "paper-b"}},
-)
-
-
-@pytest.fixture(scope="module")
-def namespace_of_module(cluster: ClusterUnderTest) -> Iterator[str]:
-    name = f"operator-{int(time.time())}"
-    cluster.kubectl("create", "namespace", name)
-    yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
-
-
-@pytest.fixture(scope="module")
-def s(
-    cluster: ClusterUnderTest, namespace_of_module: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    folder: Path = tmp_path_factory.mktemp("operator")
-    with stage(cluster, namespace_of_module, folder, NODES) as found:
-        yield found
-
-
-def pool(s: Stage, **changes: object) -> dict[str, object]:
-    spec: dict[str, object] = s.manifest("x")["spec"]["prefill"]
-    return {**spec, **changes}
-
-
-def apart(s: Stage) -> dict[str, object]:
-    """Prefill on one node, decode on the other."""
-    return {"prefill": pool(s, **APART[0]), "decode": pool(s, **APART[1])}
 
 
 def test_an_object_becomes_ready_leaves_no_mark_and_then_nothing_is_written(s: Stage) -> None:
@@ -230,89 +190,6 @@ def test_replicas_belong_to_others_when_the_policy_says_so(s: Stage) -> None:
     assert found["spec"]["replicas"] == 2
 
 
-def test_a_slow_link_ends_the_split_within_15_s_and_a_good_one_brings_it_back(s: Stage) -> None:
-    s.apply("link", mode="Split", adoption={"dwellSeconds": 3}, transfer={"minBandwidth": "20Mi"}, **apart(s))
-    s.wait_mode("link", "Split")
-    s.wait_condition("link", "LinkHealthy", "True")
-    slow_since_s = time.time()
-    s.kubelet.script.link_bytes_per_s = 6e6
-    try:
-        s.wait_mode("link", "Colocated")
-        decision = s.get("link")["status"]["decision"]
-        assert decision["reason"] == "LinkDegraded"
-        decided_s = datetime.fromisoformat(decision["since"].replace("Z", "+00:00")).timestamp()
-        assert decided_s - slow_since_s < 15
-        assert "48 Mbit/s" in decision["message"] and "168 Mbit/s" in decision["message"]
-        assert s.table("link")["default_roles"] == {"prefill": "colocated", "decode": "colocated"}
-        assert any("from Split to Colocated" in note for note in s.events("LinkDegraded"))
-    finally:
-        s.kubelet.script.link_bytes_per_s = 2e9
-    s.wait_mode("link", "Split", timeout_s=60)
-
-
-def test_without_fallback_the_table_says_that_nothing_may_serve(s: Stage) -> None:
-    s.apply("never", mode="Split", fallback="Never", transfer={"minBandwidth": "20Mi"}, **apart(s))
-    s.wait_mode("never", "Split")
-    s.kubelet.script.link_bytes_per_s = 6e6
-    try:
-        s.wait_condition("never", "Available", "False", "NothingServes")
-        table = s.table("never")
-        assert (table["mode"], table["colocated_allowed"]) == ("Split", False)
-        assert table["reason"].startswith("LinkDegraded: ")
-    finally:
-        s.kubelet.script.link_bytes_per_s = 2e9
-    s.wait_condition("never", "Available", "True", timeout_s=60)
-    assert s.table("never")["reason"] == ""
-
-
-def test_pools_that_do_not_match_are_not_paired(s: Stage) -> None:
-    s.apply("mismatch", mode="Split", adoption={"dwellSeconds": 1}, **apart(s))
-    s.wait_mode("mismatch", "Split")
-    s.kubelet.script.fingerprints["decode"] = "other"
-    try:
-        s.wait_mode("mismatch", "Colocated")
-        assert s.get("mismatch")["status"]["decision"]["reason"] == "Mismatch"
-    finally:
-        s.kubelet.script.fingerprints.clear()
-    s.wait_mode("mismatch", "Split")
-
-
-def test_a_lost_pool_ends_the_split_and_is_told(s: Stage) -> None:
-    s.apply("lost", mode="Split", adoption={"dwellSeconds": 1}, **apart(s))
-    s.wait_mode("lost", "Split")
-    starts = s.kubelet.starts
-    s.kubelet.starts = lambda pod: pod["metadata"]["name"] != "lost-decode-0" and starts(pod)
-    try:
-        s.wait_mode("lost", "Colocated", timeout_s=15)
-        assert s.get("lost")["status"]["decision"]["reason"] == "PoolUnavailable"
-    finally:
-        s.kubelet.starts = starts
-    s.wait_mode("lost", "Split")
-
-
-def test_gated_pods_are_pinned_to_the_planned_nodes(s: Stage) -> None:
-    near = {"placement": {"binding": "Gated", "levels": [{"nodeLabel": "topology.kubernetes.io/zone"}]}}
-    gpus = {"prefill": pool(s, gpu={"count": 1}), "decode": pool(s, gpu={"count": 1})}
-    s.apply("gated", mode="Split", **near, **gpus)
-    s.wait_condition("gated", "Ready", "True")
-    pods = s.pods("gated")
-    assert len({pod["spec"]["nodeName"] for pod in pods}) == 1, "both in one zone, where KV travels least"
-    for pod in pods:
-        assert pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] == pod["spec"]["nodeName"]
-        assert not pod["spec"].get("schedulingGates")
-
-
-def test_more_gpus_than_there_are_is_said_and_the_rest_serves(s: Stage) -> None:
-    many = {
-        "prefill": pool(s, gpu={"count": 1}, replicas={"min": 9, "max": 9}),
-        "decode": pool(s, gpu={"count": 1}),
-    }
-    s.apply("gpus", mode="Colocated", **many)
-    placed = s.wait_condition("gpus", "Placed", "False")
-    assert "nvidia.com/gpu" in placed["message"]
-    s.kubectl("delete", "dm", "gpus", "-n", s.namespace)
-
-
 def test_an_immutable_change_makes_the_statefulset_anew_and_adopts_its_pods(s: Stage) -> None:
     hub = {"source": {"huggingFace": {"repository": "a/b"}}, "cache": {"storage": "1Gi"}}
     s.apply("claims", mode="Colocated", model={"source": {"huggingFace": {"repository": "a/b"}}})
@@ -332,20 +209,6 @@ def test_an_immutable_change_makes_the_statefulset_anew_and_adopts_its_pods(s: S
         if pod["metadata"]["name"] == "claims-decode-0"
     }
     assert first not in owners
-
-
-def test_a_claim_for_one_node_is_refused_for_workers_on_two(s: Stage) -> None:
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "models", "namespace": s.namespace},
-        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
-    }
-    s.kubectl.apply(claim)
-    s.apply("shared", mode="Split", model={"source": {"volume": {"claimName": "models"}}}, **apart(s))
-    accepted = s.wait_condition("shared", "Accepted", "False", "Invalid")
-    assert "a claim of access mode ReadWriteOnce that nodes paper-a, paper-b need" in accepted["message"]
-    s.kubectl("delete", "dm", "shared", "-n", s.namespace)
 
 
 def test_under_load_numbers_are_written_every_30_s_at_most(s: Stage) -> None:

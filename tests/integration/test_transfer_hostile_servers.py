@@ -267,3 +267,23 @@ async def test_link_too_slow_for_the_deadline_fails_and_is_measured():
         [measured] = decode.manager.link_samples()
         assert measured.from_pod == "prefill-0"
         assert 100_000 < measured.bytes_per_s < 600_000
+
+
+async def test_a_slow_link_is_measured_while_the_pull_still_runs():
+    layout = LAYOUT.model_copy(update={"head_dim": 8192})  # 1 MiB per block
+    async with (
+        running_side("prefill", pool=MemoryPool(16, layout)) as prefill,
+        running_side("decode", pool=MemoryPool(16, layout)) as decode,
+    ):
+        prefill.engine.run("r", TOKENS)
+        async with slow_relay(prefill.manager.port, bytes_per_s=6_000_000) as port:
+            params = params_for(prefill, "r", len(TOKENS)).model_copy(update={"remote_port": port})
+            pull = asyncio.create_task(decode.manager.pull(params, TOKENS, range(NUM_BLOCKS)))
+            while not decode.manager.link_samples() and not pull.done():  # noqa: ASYNC110  nothing tells
+                await asyncio.sleep(0.02)
+            assert not pull.done()
+            result = await pull
+        samples = decode.manager.link_samples()
+        assert len(samples) > 1
+        assert sum(sample.bytes for sample in samples) == result.num_bytes
+        assert all(2_000_000 < sample.bytes_per_s < 12_000_000 for sample in samples)

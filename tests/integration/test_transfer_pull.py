@@ -6,49 +6,17 @@ import time
 import pytest
 
 from helpers_transfer import (
-    KEY,
     LAYOUT,
     MemoryPool,
-    Side,
-    eventually,
-    params_for,
     running_side,
 )
+from helpers_transfer_pull import TOKENS, failed_pull, is_soon, pull
 from phasesplit.api.manifest import ManifestState
 from phasesplit.api.reports import ProbeRequest
 from phasesplit_worker.transfer.cancellation import Cancellation
-from phasesplit_worker.transfer.errors import TransferError, TransferFailure
+from phasesplit_worker.transfer.errors import TransferFailure
 
 pytestmark = pytest.mark.integration
-
-TOKENS = list(range(100, 139))  # 39 tokens: ten blocks of four, the last of three
-
-
-def num_blocks(token_ids):
-    return -(-len(token_ids) // LAYOUT.block_size)
-
-
-async def pull(prefill: Side, decode: Side, request_id="r", tokens=None, *, release=True, **options):
-    tokens = TOKENS if tokens is None else tokens
-    block_ids = decode.engine.allocator.take(num_blocks(tokens))
-    try:
-        result = await decode.manager.pull(
-            params_for(prefill, request_id, len(tokens)), tokens, block_ids, **options
-        )
-        return result, decode.pool.read(block_ids)
-    finally:
-        if release:
-            decode.engine.allocator.give(block_ids)
-
-
-async def failed_pull(*args, **options) -> TransferFailure:
-    with pytest.raises(TransferError) as caught:
-        await pull(*args, **options)
-    return caught.value.reason
-
-
-async def is_soon(condition, timeout_s=5.0):
-    return await asyncio.to_thread(eventually, condition, timeout_s)
 
 
 async def test_finished_prefill_arrives_whole_and_is_freed():
@@ -160,63 +128,6 @@ async def test_connections_are_reused():
         assert prefill.manager._server.num_connections == 1
 
 
-async def test_wrong_key_is_refused_on_both_sides():
-    async with (
-        running_side("prefill", key=KEY[::-1]) as prefill,
-        running_side("decode") as decode,
-    ):
-        prefill.engine.run("r", TOKENS)
-        assert await failed_pull(prefill, decode) is TransferFailure.AUTH
-        assert (decode.manager.transfers_total, decode.manager.failures_total) == (1, {"auth": 1})
-
-
-async def test_other_model_is_refused_by_name():
-    async with (
-        running_side("prefill", model_fingerprint="model-b") as prefill,
-        running_side("decode") as decode,
-    ):
-        prefill.engine.run("r", TOKENS)
-        assert await failed_pull(prefill, decode) is TransferFailure.FINGERPRINT
-        assert prefill.manager.counts.refused == {"fingerprint": 1}
-
-
-async def test_other_layout_is_refused_by_name():
-    pool = MemoryPool(layout=LAYOUT.model_copy(update={"num_kv_heads": 4}))
-    async with running_side("prefill", pool=pool) as prefill, running_side("decode") as decode:
-        prefill.engine.run("r", TOKENS)
-        with pytest.raises(TransferError, match=r"num_kv_heads \(4 there, 2 here\)") as caught:
-            await pull(prefill, decode)
-        assert caught.value.reason is TransferFailure.LAYOUT
-
-
-@pytest.mark.parametrize("tokens", [[*TOKENS[:-1], 0], TOKENS[:-1], [*TOKENS, 1, 2, 3, 4, 5]])
-async def test_kv_of_other_tokens_is_refused(tokens):
-    async with running_side("prefill") as prefill, running_side("decode") as decode:
-        prefill.engine.run("r", TOKENS)
-        assert await failed_pull(prefill, decode, tokens=tokens) is TransferFailure.TOKEN_HASH
-        assert decode.pool.committed == []
-
-
-async def test_block_reused_too_early_is_refused_by_checksum():
-    async with running_side("prefill") as prefill, running_side("decode") as decode:
-        done = prefill.engine.run("r", TOKENS)
-        assert await is_soon(lambda: len(prefill.manager.manifest("r").checksums) == 10)
-        prefill.pool.fill(done.block_ids[4], seed=99)
-        assert await failed_pull(prefill, decode) is TransferFailure.CHECKSUM
-        assert decode.pool.committed.count(4) == 0
-        assert await is_soon(lambda: prefill.engine.allocator.num_used == 0), "freed without its time to live"
-
-
-async def test_unknown_request_is_refused_at_once():
-    async with running_side("prefill") as prefill, running_side("decode") as decode:
-        params = params_for(prefill, "r", 39).model_copy(update={"remote_request_id": "other"})
-        started = time.monotonic()
-        with pytest.raises(TransferError) as caught:
-            await decode.manager.pull(params, TOKENS, decode.engine.allocator.take(10))
-        assert caught.value.reason is TransferFailure.UNKNOWN_REQUEST
-        assert time.monotonic() - started < 1
-
-
 async def test_unpulled_kv_expires_and_says_so():
     expired: list[int] = []
     async with (
@@ -232,25 +143,6 @@ async def test_unpulled_kv_expires_and_says_so():
         manifest = prefill.manager.manifest("running")
         assert manifest is not None
         assert manifest.state is ManifestState.RUNNING, "a prefill that still runs does not expire"
-
-
-async def test_restarted_peer_is_noticed_at_once():
-    async with running_side("decode") as decode:
-        async with running_side("prefill") as prefill:
-            prefill.engine.run("r0", TOKENS)
-            await pull(prefill, decode, "r0")
-            prefill.engine.run("r", TOKENS)
-            stale = params_for(prefill, "r", len(TOKENS))
-            port = prefill.manager.port
-        async with running_side("prefill", port=port) as prefill:
-            prefill.engine.run("r", TOKENS)
-            started = time.monotonic()
-            with pytest.raises(TransferError) as caught:
-                await decode.manager.pull(stale, TOKENS, decode.engine.allocator.take(10))
-            assert caught.value.reason is TransferFailure.ENGINE_ID
-            assert time.monotonic() - started < 1
-            result, _ = await pull(prefill, decode)
-            assert result.num_retries == 0, "the kept connection to the old process is not used"
 
 
 async def test_aborted_prefill_ends_the_pull():
@@ -300,28 +192,6 @@ async def test_whole_deadline_bounds_a_prefill_that_never_ends():
         started = time.monotonic()
         assert await failed_pull(prefill, decode, deadline_s=0.5) is TransferFailure.TIMEOUT
         assert time.monotonic() - started < 1.5
-
-
-async def test_nobody_listening_is_a_connect_failure():
-    async with running_side("decode") as decode:
-        async with running_side("prefill") as prefill:
-            params = params_for(prefill, "r", len(TOKENS))
-        with pytest.raises(TransferError) as caught:
-            await decode.manager.pull(params, TOKENS, decode.engine.allocator.take(10))
-        assert caught.value.reason is TransferFailure.CONNECT
-
-
-async def test_repeated_failures_rest_the_pair_and_a_success_ends_it():
-    async with running_side("decode") as decode:
-        async with running_side("prefill") as prefill:
-            params = params_for(prefill, "r", len(TOKENS))
-        for _ in range(3):
-            with pytest.raises(TransferError):
-                await decode.manager.pull(params, TOKENS, tuple(range(10)))
-        assert list(decode.manager.quarantined_peers()) == ["prefill-0"]
-        with pytest.raises(TransferError, match="rest for") as caught:
-            await decode.manager.pull(params, TOKENS, tuple(range(10)))
-        assert caught.value.reason is TransferFailure.CONNECT
 
 
 async def test_preempted_prefill_is_pulled_from_its_new_blocks():

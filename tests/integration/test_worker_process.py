@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import time
 
@@ -117,6 +118,24 @@ async def test_a_model_that_cannot_be_served_is_said_and_not_crashed(workers, fl
             assert response.status == 503
             assert text in (await response.json())["error"]["message"]
     assert worker.terminate() == 0
+
+
+def test_what_a_new_process_may_do_better_ends_this_one(workers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        worker = workers.start(
+            tiny_model_dir("llama"),
+            "prefill-port",
+            "prefill",
+            "--host",
+            "127.0.0.1",
+            "--transfer-port",
+            str(port),
+        )
+        assert worker.process.wait(180) == 1
+    log = worker.log.read_text()
+    assert "ending, to start again" in log
+    assert "address already in use" in log.lower()
 
 
 def test_a_wrong_flag_is_one_sentence(workers) -> None:

@@ -18,6 +18,8 @@ from testbed.spec import API_PORT, HOST_IP, SERVICE_CIDR
 ETCD_PORT = 23790
 _ETCD_PEER_PORT = 23800
 _START_TIMEOUT_S = 120.0
+_AUDIT_FILE_MIB = 64
+_AUDIT_OLD_FILES = 3
 
 # Everything that users and service accounts do, without bodies; what Kubernetes does for itself is left out.
 _AUDIT_POLICY = {
@@ -134,6 +136,7 @@ def _start_api_server(root: Path, daemons: Daemons, pki: Pki) -> None:
         f"--audit-policy-file={policy}",
         f"--audit-log-path={audit_log(root)}",
         "--audit-log-mode=blocking",
-        # Never rotated: a reader keeps its place by the number of bytes.
-        "--audit-log-maxsize=100000",
+        # A soak run writes for hours; what a reader looks back at is minutes old.
+        f"--audit-log-maxsize={_AUDIT_FILE_MIB}",
+        f"--audit-log-maxbackup={_AUDIT_OLD_FILES}",
     )

@@ -9,7 +9,7 @@ import sys
 import uvloop
 from aiohttp import web
 
-from phasesplit_router.credentials import wait_for_change
+from phasesplit_http.credentials import wait_for_change
 from phasesplit_router.file_watch import FileWatch
 from phasesplit_router.router import Router
 from phasesplit_router.server import RouterServer

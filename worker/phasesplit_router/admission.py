@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from phasesplit.api.names import Role
 from phasesplit.api.routing import LatencyClass, WhenInfeasible
+from phasesplit_http.errors import ApiError, overloaded
 from phasesplit_router import predict
-from phasesplit_router.errors import ApiError, overloaded
 from phasesplit_router.fleet import Demand, Fleet, WorkerView
 from phasesplit_router.policy import Choice, choose
 

@@ -1,28 +1,16 @@
 """Who may call: API keys from a directory of files, the admin token for the router's own endpoints.
 
-Comparisons take the same time whatever is sent. Files are read again when the directory changes,
+Files are read again when the directory changes,
 as a mounted Secret does.
 """
 
-import hashlib
-import hmac
 import time
 from pathlib import Path
 
-from phasesplit_router.errors import ApiError
+from phasesplit_http.bearer import digest, is_sent
+from phasesplit_http.errors import ApiError
 
-_SCHEME = "bearer "
 _CHECK_S = 5.0
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-
-
-def sent_token(authorization: str | None) -> str:
-    """The bearer token of an Authorization header, or nothing."""
-    header = authorization or ""
-    return header[len(_SCHEME) :].strip() if header[: len(_SCHEME)].lower() == _SCHEME else ""
 
 
 class ApiKeys:
@@ -39,10 +27,7 @@ class ApiKeys:
         if self._directory is None:
             return
         self._reload(self._directory, time.monotonic())
-        sent = _digest(sent_token(authorization))
-        # Every key is compared, so that time tells nothing about which one nearly matched.
-        matches = [hmac.compare_digest(sent, known) for known in self._digests]
-        if not any(matches):
+        if not is_sent(authorization, self._digests):
             raise ApiError(
                 401,
                 "The API key is missing or unknown; send the header `Authorization: Bearer <key>`.",
@@ -63,7 +48,7 @@ class ApiKeys:
         except OSError:
             return  # a Secret being swapped: the keys read before stay valid until the next look
         self._seen = seen
-        self._digests = tuple(_digest(key) for key in keys if key)
+        self._digests = tuple(digest(key) for key in keys if key)
 
 
 class AdminToken:
@@ -71,7 +56,7 @@ class AdminToken:
 
     def __init__(self, token: str | None) -> None:
         self.token = token or ""
-        self._known = _digest(token) if token else None
+        self._known = digest(token) if token else None
 
     def require(self, authorization: str | None) -> None:
         """Raise 403 when there is no token, 401 when it was not sent."""
@@ -82,7 +67,7 @@ class AdminToken:
                 kind="permission_error",
                 code="admin_disabled",
             )
-        if not hmac.compare_digest(self._known, _digest(sent_token(authorization))):
+        if not is_sent(authorization, (self._known,)):
             raise ApiError(
                 401,
                 "This endpoint needs the header `Authorization: Bearer <admin token>`.",

@@ -10,10 +10,11 @@ import time
 from typing import Any
 
 from phasesplit.api.routing import ServedMode
+from phasesplit_http.errors import ApiError
 from phasesplit_router import sse
 from phasesplit_router.answers import usage_of
 from phasesplit_router.attempt import Attempt, Progress, Services
-from phasesplit_router.errors import ApiError, LegError, LegRejectedError, lost
+from phasesplit_router.errors import LegError, LegRejectedError, lost
 from phasesplit_router.fleet import Demand
 from phasesplit_router.queues import Placement
 from phasesplit_router.retry import MAX_RETRIES, backoff_s

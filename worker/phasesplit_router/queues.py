@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from phasesplit.api.routing import ServedMode
+from phasesplit_http.errors import ApiError, unavailable
 from phasesplit_router.admission import Outlook, forecast
-from phasesplit_router.errors import ApiError, unavailable
 from phasesplit_router.fleet import Demand, Fleet, Phase
 from phasesplit_router.policy import Blocked, Choice, Unavailable, choose
 from phasesplit_router.quarantine import Quarantine

@@ -11,7 +11,7 @@ from typing import Any
 
 from phasesplit.api.legs import FIELD_INTERNAL, FIELD_TRANSFER
 from phasesplit.api.routing import LatencyClass, RoutingTable
-from phasesplit_router.errors import ApiError, bad_request
+from phasesplit_http.errors import ApiError, bad_request
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 _MESSAGE_OVERHEAD_BYTES = 16  # what a chat template adds to one message, roughly

@@ -8,9 +8,9 @@ import aiohttp
 
 from phasesplit.api.reports import RouterReport
 from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
+from phasesplit_http.errors import ApiError
 from phasesplit_router import admission
 from phasesplit_router.attempt import Services
-from phasesplit_router.errors import ApiError
 from phasesplit_router.fleet import Demand
 from phasesplit_router.legs import Leg, Patience
 from phasesplit_router.metrics import Metrics

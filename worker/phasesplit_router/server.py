@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from phasesplit.api import names
+from phasesplit_http.errors import ApiError, bad_request, from_http, unavailable
 from phasesplit_router.answers import Answer
 from phasesplit_router.attempt import Progress
 from phasesplit_router.auth import AdminToken, ApiKeys
-from phasesplit_router.errors import ApiError, LegRejectedError, bad_request, unavailable
+from phasesplit_router.errors import LegRejectedError
 from phasesplit_router.flow import Flow, error_event
 from phasesplit_router.records import Record
 from phasesplit_router.request import ClientRequest, Endpoint, clean_request_id, parse_request
@@ -256,20 +257,12 @@ async def _read_body(request: web.Request) -> bytes:
         ) from error
 
 
-def _from_http(error: web.HTTPException, request: web.Request) -> ApiError:
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return ApiError(
-            413,
-            f"The request body is larger than {MAX_BODY_BYTES} bytes; send a shorter prompt.",
-            code="too_large",
-        )
-    if error.status == 404:
-        return ApiError(404, f"There is nothing at {request.path[:200]}.", code="not_found")
-    if error.status == 405:
-        return ApiError(
-            405, f"{request.method} is not allowed at {request.path[:200]}.", code="method_not_allowed"
-        )
-    return ApiError(error.status, f"{error.reason}.", code="http_error")
+def _too_large() -> ApiError:
+    return ApiError(
+        413,
+        f"The request body is larger than {MAX_BODY_BYTES} bytes; send a shorter prompt.",
+        code="too_large",
+    )
 
 
 @web.middleware
@@ -280,7 +273,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
     except ApiError as error:
         failure = error
     except web.HTTPException as error:
-        failure = _from_http(error, request)
+        failure = from_http(error, request, _too_large())
     except ConnectionResetError:
         return web.Response()  # the client is gone: nobody reads this
     except Exception:  # the one place where the unforeseen becomes an answer instead of a hang

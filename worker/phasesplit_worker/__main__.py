@@ -4,6 +4,7 @@ The HTTP server answers at once; the model loads meanwhile.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -13,16 +14,21 @@ import uuid
 import uvloop
 from aiohttp import web
 
+from phasesplit_http.credentials import wait_for_change
 from phasesplit_worker.config import WorkerConfig, parse_args
 from phasesplit_worker.errors import ConfigError
 from phasesplit_worker.server.app import build_app, build_runner
 from phasesplit_worker.server.auth import AdminAuth
-from phasesplit_worker.server.credentials import wait_for_change
 from phasesplit_worker.server.metrics import WorkerMetrics
 from phasesplit_worker.server.ports import Parts
 from phasesplit_worker.server.worker import Worker
 
 logger = logging.getLogger("phasesplit_worker")
+
+EXIT_BROKEN = 1
+# Open requests get their errors, and whoever asks gets the reason.
+_LAST_ANSWERS_S = 2.0
+_CLEANUP_S = 5.0
 
 
 async def serve(config: WorkerConfig) -> int:
@@ -46,7 +52,11 @@ async def serve(config: WorkerConfig) -> int:
     worker.start()
     asking = asyncio.ensure_future(signals.get())
     changing = asyncio.ensure_future(wait_for_change((config.admin_token_file, config.transfer_key_file)))
-    await asyncio.wait({asking, changing}, return_when=asyncio.FIRST_COMPLETED)
+    breaking = asyncio.ensure_future(worker.wait_broken())
+    await asyncio.wait({asking, changing, breaking}, return_when=asyncio.FIRST_COMPLETED)
+    if breaking.done() and not asking.done():
+        return await _end_broken(worker, runner)
+    breaking.cancel()
     if changing.done():
         asking.cancel()
         logger.warning("the admin token or the transfer key has changed; ending, to start again with it")
@@ -64,6 +74,15 @@ async def serve(config: WorkerConfig) -> int:
     await worker.stop()
     await runner.cleanup()
     return 0
+
+
+async def _end_broken(worker: Worker, runner: web.AppRunner) -> int:
+    """End soon, to be started again. Nothing is drained: the engine is dead or was never there."""
+    logger.error("ending, to start again: %s", worker.message)
+    await asyncio.sleep(_LAST_ANSWERS_S)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(runner.cleanup(), _CLEANUP_S)
+    return EXIT_BROKEN
 
 
 def main() -> int:

@@ -13,6 +13,10 @@ class ModelLoadError(WorkerError):
     """The model is not there, does not fit, or is of a kind that cannot be served."""
 
 
+class ModelUnreachableError(ModelLoadError):
+    """The model could not be fetched now; a later attempt may succeed."""
+
+
 class RequestError(WorkerError):
     """A request that can never be served. `parameter` names the field at fault."""
 

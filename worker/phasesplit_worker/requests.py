@@ -151,7 +151,7 @@ class TransferHooks(Protocol):
         ...
 
     def on_blocks_ready(self, request_id: str, num_ready_tokens: int, block_table: tuple[int, ...]) -> None:
-        """KV of the first `num_ready_tokens` tokens is present (after each chunk)."""
+        """KV of the first `num_ready_tokens` tokens is present (after each chunk; 0 after a preemption)."""
         ...
 
     def on_prefill_finished(self, request_id: str, first_token: int, sampling_state: dict[str, int]) -> None:

@@ -3,6 +3,7 @@
 Knows no behaviour: constants and functions from names to names only.
 """
 
+import hashlib
 from enum import StrEnum
 
 GROUP = "phasesplit.dev"
@@ -92,7 +93,7 @@ HEADER_PAIR = "x-phasesplit-pair"  # "<prefill pod>,<decode pod>", or one pod wh
 HEADER_ROLE = "x-phasesplit-role"  # router -> worker: the role this worker has
 HEADER_ROLE_VERSION = "x-phasesplit-role-version"  # routing table version that says so
 
-# Keys of the Secret `<name>-transfer`.
+# Keys of the Secret `<name>-transfer-<hash of the uid>`.
 SECRET_KEY_TRANSFER = "transfer-key"  # noqa: S105 - HMAC key of the KV protocol
 SECRET_KEY_ADMIN = "admin-token"  # noqa: S105 - bearer token of /admin and /v1/kv
 
@@ -120,9 +121,12 @@ def routing_name(name: str) -> str:
     return f"{name}-routing"
 
 
-def transfer_secret_name(name: str) -> str:
-    """Secret with the transfer key and the admin token."""
-    return f"{name}-transfer"
+def transfer_secret_name(name: str, uid: str) -> str:
+    """Secret with the transfer key and the admin token of the one object with this uid.
+
+    A node keeps a Secret for a while after it was deleted: an object made anew must not find the old one's.
+    """
+    return f"{name}-transfer-{hashlib.sha256(uid.encode()).hexdigest()[:8]}"
 
 
 def selector_labels(name: str, component: Component, pool: Pool | None = None) -> dict[str, str]:

@@ -97,6 +97,8 @@ class WorkerReport(_Message):
     links: list[LinkSample] = Field(default_factory=list)
     transfers_total: int = 0
     transfer_failures_total: dict[str, int] = Field(default_factory=dict)  # by reason
+    # The same by the pod that was pulled from, where it is known: pod -> reason -> count.
+    transfer_failures_by_peer: dict[str, dict[str, int]] = Field(default_factory=dict)
 
 
 class RoleAssignment(_Message):

@@ -97,7 +97,8 @@ class Inspector:
         return [pod.metadata.name for pod in pods.items if pod.status.phase == "Running"]
 
     def _admin_token(self, namespace: str, name: str) -> str:
-        secret_name = names.transfer_secret_name(name)
+        uid = self.model(namespace, name)["metadata"]["uid"]
+        secret_name = names.transfer_secret_name(name, uid)
         secret = _read(
             f"Secret {namespace}/{secret_name} with the admin token",
             lambda: self._core.read_namespaced_secret(secret_name, namespace, _request_timeout=_TIMEOUT_S),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import requests
+import urllib3.exceptions
 from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
 from urllib3.util.retry import Retry
 
@@ -168,11 +169,19 @@ def classify(error: Exception) -> QueryError:
         return next(
             (kind for code, kind in _BY_STATUS if f"HTTP Status Code {code}" in text), QueryError.BAD_ANSWER
         )
+    if isinstance(_reason_given_up(error), urllib3.exceptions.ReadTimeoutError):
+        return QueryError.TIMEOUT
     for types, kind in _BY_TYPE:
         if isinstance(error, types):
             refused = kind is QueryError.UNREACHABLE and "refused" in text.lower()
             return QueryError.REFUSED if refused else kind
     return QueryError.UNREACHABLE
+
+
+def _reason_given_up(error: Exception) -> object:
+    """What urllib3 gave up for: requests calls even a read that timed out a failed connection then."""
+    first = error.args[0] if error.args else None
+    return first.reason if isinstance(first, urllib3.exceptions.MaxRetryError) else None
 
 
 _BY_STATUS = (

@@ -3,7 +3,7 @@
 Here its inputs are put together and its answers fitted into one desired state.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -22,8 +22,9 @@ from phasesplit.operator.facts import (
 from phasesplit.operator.memory import ObjectMemory
 from phasesplit.operator.mode_facts import Facts, best_profiles, build_mode_input
 from phasesplit.operator.observation import Observation
-from phasesplit.operator.placing import Placer, PlacingInput
+from phasesplit.operator.placing import Placer, PlacingInput, tell_shortage
 from phasesplit.operator.situation import Decisions, Situation
+from phasesplit.operator.sizing import least_workers, scale_within_room, to_bounds
 from phasesplit.planner.facts import NodeFacts, PodFacts, WorkerFacts
 from phasesplit.planner.metrics_health import judge_metrics
 from phasesplit.planner.metrics_types import MetricsInput, MetricsVerdict, Permission
@@ -32,8 +33,7 @@ from phasesplit.planner.mode_types import ModeDecision
 from phasesplit.planner.placement import binding_for
 from phasesplit.planner.placement_types import PlacementPlan, PoolRequest
 from phasesplit.planner.reading import to_pool_request
-from phasesplit.planner.scaling import plan_scaling
-from phasesplit.planner.scaling_types import PoolBounds, ScalingDecision, ScalingInput
+from phasesplit.planner.scaling_types import ScalingDecision, ScalingInput
 
 _CAUSES = frozenset({Reason.LINK_DEGRADED, Reason.POOL_UNAVAILABLE, Reason.MISMATCH, Reason.COLOCATED_BETTER})
 
@@ -50,10 +50,11 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
     pods = read_pods(given.snapshot.worker_pods(), observation.reports, given.now_s)
     nodes = _nodes(given, memory)
     kv_bytes = max((worker.kv_bytes_per_token for worker in workers), default=0) or None
-    plan, placeable = placer.place(
+    plan, room = placer.place(
         given.snapshot.model.key,
         PlacingInput(
             pools={pool: _pool_request(given, pool, pods) for pool in Pool},
+            least={pool: least_workers(spec, pool) for pool in Pool},
             largest={pool: spec.pool(pool).replicas.max for pool in Pool},
             nodes=nodes,
             links=links,
@@ -62,15 +63,18 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
             kv_bytes_per_token=kv_bytes,
         ),
     )
+    memory.transfers.note_ready(_readiness(observation), given.now_s)
     facts = Facts(plan, classes, loads, links, workers, nodes, kv_bytes, busy=bool(memory.flowing))
     mode_input = build_mode_input(given, memory, facts)
     mode = decide_mode(mode_input)
     memory.mode = mode.memory
-    scaling = plan_scaling(
+    scaling = scale_within_room(
+        placer,
+        given.snapshot.model.key,
         ScalingInput(
             now_s=given.now_s,
             mode=mode.mode,
-            pools={pool: _bounds(given, pool, placeable) for pool in Pool},
+            pools={pool: to_bounds(given, pool, room) for pool in Pool},
             classes=classes,
             loads=loads,
             workers=workers,
@@ -78,6 +82,7 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
             policy=spec.scaling.policy,
             role_switching=spec.scaling.role_switching,
             max_gpus=spec.scaling.max_gpus,
+            placeable_total=room.total,
             keep_both_pools=spec.mode is not Mode.COLOCATED,
             profiles=best_profiles(workers),
             chunk_tokens=spec.colocated.max_batched_tokens,
@@ -86,12 +91,12 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
             link_bytes_per_s=median(link.bytes_per_s for link in links) if links else None,
             down_stabilization_s=spec.scaling.down_stabilization_seconds,
             memory=memory.scaling,
-        )
+        ),
     )
     memory.scaling = scaling.memory
     content = _table_content(given, mode, scaling, facts)
     return Decisions(
-        plan=plan,
+        plan=tell_shortage(plan, room) if scaling.replicas else plan,
         mode=mode,
         mode_input=mode_input,
         scaling=scaling,
@@ -149,11 +154,15 @@ def _workers(given: Situation, observation: Observation) -> tuple[WorkerFacts, .
 
     A worker's role is what the live table says: its own report may be older than the last switch.
     """
-    ready = {pod.name: pod.ready and not pod.terminating for pod in observation.rollout}
+    ready = _readiness(observation)
     facts = [
         WorkerFacts.from_report(report) for pod, report in sorted(observation.reports.items()) if pod in ready
     ]
     return tuple(_with_live_role(fact, given.live_table) for fact in facts if fact.ready and ready[fact.pod])
+
+
+def _readiness(observation: Observation) -> dict[str, bool]:
+    return {pod.name: pod.ready and not pod.terminating for pod in observation.rollout}
 
 
 def _with_live_role(fact: WorkerFacts, live: RoutingTable | None) -> WorkerFacts:
@@ -179,19 +188,6 @@ def _pool_request(given: Situation, pool: Pool, pods: Sequence[PodFacts]) -> Poo
         _wanted(given, pool),
         existing=bound_nodes(pods, pool),
         allowed_nodes=allowed,
-    )
-
-
-def _bounds(given: Situation, pool: Pool, placeable: Mapping[Pool, int]) -> PoolBounds:
-    found, wanted = given.observation.pools[pool], given.spec.pool(pool)
-    return PoolBounds(
-        pool=pool,
-        min=wanted.replicas.min,
-        max=wanted.replicas.max,
-        desired=found.desired,
-        ready=found.ready,
-        gpus_per_worker=wanted.gpu.count,
-        placeable=placeable.get(pool),
     )
 
 

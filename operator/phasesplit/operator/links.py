@@ -23,7 +23,7 @@ MEASUREMENT_BYTES = 1 << 20
 HORIZON_S = 30.0
 # A pair this much slower than before is in doubt until it has been measured often enough.
 DOUBT_SHARE = 0.5
-DOUBT_DUTY = 0.2
+DOUBT_DUTY = 0.5
 # Less than this says more about latency than about bandwidth.
 MIN_BYTES = 64 << 10
 FORGET_S = 600.0

@@ -10,7 +10,7 @@ from phasesplit.api.names import Pool
 from phasesplit.cluster.snapshot import Key
 from phasesplit.planner.facts import LinkFacts, LoadFacts, NodeFacts, Resources
 from phasesplit.planner.placement import plan_placement
-from phasesplit.planner.placement_types import PlacementPlan, PlacementRequest, PoolRequest
+from phasesplit.planner.placement_types import Missing, PlacementPlan, PlacementRequest, PoolRequest
 
 _TYPICAL_PROMPT_TOKENS = 512.0
 # A link is a new fact for the placement when it is this many times faster or slower than before.
@@ -22,6 +22,7 @@ class PlacingInput:
     """What the plan of one object depends on, beside other objects' promises."""
 
     pools: Mapping[Pool, PoolRequest]
+    least: Mapping[Pool, int]  # fewest workers a pool ought to have
     largest: Mapping[Pool, int]  # most workers a pool may ever have
     nodes: tuple[NodeFacts, ...]
     links: tuple[LinkFacts, ...]
@@ -31,11 +32,20 @@ class PlacingInput:
 
 
 @dataclass(frozen=True)
+class Room:
+    """How many workers the cluster can hold, existing ones included."""
+
+    by_pool: Mapping[Pool, int]  # while the other pool keeps its size
+    total: int  # of both pools together, however they share it
+    missing: tuple[Missing, ...] = ()  # what the pools lack for their least size
+
+
+@dataclass(frozen=True)
 class _Kept:
     request: PlacementRequest
-    largest: Mapping[Pool, int]
+    bounds: tuple[Mapping[Pool, int], Mapping[Pool, int]]
     plan: PlacementPlan
-    placeable: Mapping[Pool, int]
+    room: Room
 
 
 class Placer:
@@ -48,8 +58,8 @@ class Placer:
         """The object is gone, and so are its promises."""
         self._kept.pop(key, None)
 
-    def place(self, key: Key, given: PlacingInput) -> tuple[PlacementPlan, Mapping[Pool, int]]:
-        """The plan, and how many workers each pool could have at most."""
+    def place(self, key: Key, given: PlacingInput) -> tuple[PlacementPlan, Room]:
+        """The plan, and how many workers there could be at most."""
         kept = self._kept.get(key)
         request = PlacementRequest(
             pools=tuple(given.pools[pool] for pool in Pool),
@@ -59,10 +69,19 @@ class Placer:
             promised=self._promises(key),
             kv_bytes_per_request=_kv_bytes(given.loads, given.kv_bytes_per_token, kept),
         )
-        if kept is None or kept.request != request or kept.largest != given.largest:
-            placeable = {pool: _count_placeable(request, pool, given.largest[pool]) for pool in Pool}
-            kept = self._kept[key] = _Kept(request, given.largest, plan_placement(request), placeable)
-        return kept.plan, kept.placeable
+        bounds = (given.least, given.largest)
+        if kept is None or kept.request != request or kept.bounds != bounds:
+            plan = plan_placement(request)
+            kept = self._kept[key] = _Kept(request, bounds, plan, _find_room(request, plan, *bounds))
+        return kept.plan, kept.room
+
+    def count_fitting(self, key: Key, counts: Mapping[Pool, int]) -> dict[Pool, int]:
+        """How many workers of each pool have a node when there are `counts`; `place` was called before."""
+        kept = self._kept[key]
+        pools = tuple(replace(item, count=counts[item.pool]) for item in kept.request.pools)
+        same = pools == kept.request.pools
+        plan = kept.plan if same else plan_placement(replace(kept.request, pools=pools))
+        return {pool: _count_placed(plan, pool) for pool in Pool}
 
     def _promises(self, key: Key) -> dict[str, Resources]:
         """What other objects' plans give to pods that are not bound yet."""
@@ -78,14 +97,39 @@ class Placer:
         return promised
 
 
-def _count_placeable(request: PlacementRequest, pool: Pool, largest: int) -> int:
-    """Workers of one pool that fit while the other keeps its size."""
-    grown = tuple(
-        replace(item, count=max(item.count, largest)) if item.pool is pool else item for item in request.pools
+def tell_shortage(plan: PlacementPlan, room: Room) -> PlacementPlan:
+    """A plan for what is asked for now, and what is not asked for because it would find no node."""
+    if plan.missing or not room.missing:
+        return plan
+    message = "; ".join(item.message for item in room.missing)
+    return replace(plan, missing=room.missing, reason=room.missing[0].reason, message=message)
+
+
+def _find_room(
+    request: PlacementRequest, plan: PlacementPlan, least: Mapping[Pool, int], largest: Mapping[Pool, int]
+) -> Room:
+    """Try each pool, and both together, at their largest.
+
+    Pools whose workers differ in size have no exact total: the best that was found is never less than
+    what runs, and the next pass looks again from there.
+    """
+    trials = {pool: _plan_grown(request, plan, {pool: largest[pool]}) for pool in Pool}
+    both = _plan_grown(request, plan, largest)
+    return Room(
+        by_pool={pool: _count_placed(trials[pool], pool) for pool in Pool},
+        total=max(
+            sum(_count_placed(trial, pool) for pool in Pool) for trial in (plan, both, *trials.values())
+        ),
+        missing=_plan_grown(request, plan, least).missing,
     )
-    if grown == request.pools:
-        return next(item.count for item in request.pools if item.pool is pool)
-    plan = plan_placement(replace(request, pools=grown))
+
+
+def _plan_grown(request: PlacementRequest, plan: PlacementPlan, counts: Mapping[Pool, int]) -> PlacementPlan:
+    grown = tuple(replace(item, count=max(item.count, counts.get(item.pool, 0))) for item in request.pools)
+    return plan if grown == request.pools else plan_placement(replace(request, pools=grown))
+
+
+def _count_placed(plan: PlacementPlan, pool: Pool) -> int:
     return sum(1 for node in plan.nodes.get(pool, ()) if node is not None)
 
 

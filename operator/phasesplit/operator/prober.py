@@ -11,7 +11,7 @@ from phasesplit.api.v1alpha1 import Manifest
 from phasesplit.cluster.router_client import RouterClient
 from phasesplit.cluster.snapshot import Key, Snapshot
 from phasesplit.cluster.worker_admin import WorkerAdmin
-from phasesplit.operator.links import Probe, ProbeMemory, plan_probe
+from phasesplit.operator.links import DOUBT_DUTY, Probe, ProbeMemory, plan_probe
 from phasesplit.operator.memory import ObjectMemory
 from phasesplit.operator.observation import merge_reports
 from phasesplit.planner.facts import WorkerFacts
@@ -117,8 +117,12 @@ class Prober:
             memory.probe = ProbeMemory(ended_s, took_s, failed=busy_s is None)
             memory.probing = False
             # A measurement like the last one is not worth a pass of its own.
-            if first or busy_s is None or memory.links.is_in_doubt(probe.pair):
+            if first or busy_s is None:
                 self._wake(key)
+            elif memory.links.is_in_doubt(probe.pair):
+                # This pass says so, the later one measures again: doubt is not left to the next tick.
+                self._wake(key)
+                asyncio.get_running_loop().call_later(took_s / DOUBT_DUTY, self._wake, key)
 
 
 def _addresses(pods: Iterable[Manifest]) -> dict[str, str]:

@@ -231,7 +231,7 @@ class Reconciler:
 
     async def _admin_token(self, snapshot: Snapshot, context: BuildContext, *, paused: bool) -> str:
         if paused:
-            name = names.transfer_secret_name(context.name)
+            name = names.transfer_secret_name(context.name, context.uid)
             found = await self._with.secrets.value(context.namespace, name, names.SECRET_KEY_ADMIN)
             return found or ""
         return await self._with.secrets.ensure_own(context, snapshot.model)

@@ -87,6 +87,9 @@ class Reporter:
             logger.info("%s/%s: routing table %d: %s", *model.key, decisions.table.version, fields)
             switch = transitions.mode_notice(before.mode if before is not None else None, decisions.mode)
             notices += [switch] if switch is not None else []
+            if switch is None:
+                roles = before.roles if before is not None else None
+                notices += transitions.role_notices(roles, decisions.table.roles, decisions.scaling)
         for notice in notices:
             await self._notify(model, notice)
 

@@ -28,6 +28,7 @@ class SecretReader:
         self._cluster = cluster
         self._monotonic = monotonic
         self._known: dict[tuple[str, str], tuple[float, Manifest]] = {}
+        self._own: dict[Key, str] = {}  # names of the objects' own
 
     async def value(self, namespace: str, name: str, key: str) -> str | None:
         """One value of a Secret; None if there is no such Secret or key."""
@@ -36,7 +37,10 @@ class SecretReader:
 
     async def ensure_own(self, context: BuildContext, owner: ModelView) -> str:
         """The admin token of an object, from its Secret, which is made if it does not exist."""
-        name = names.transfer_secret_name(context.name)
+        name = names.transfer_secret_name(context.name, context.uid)
+        if self._own.get(owner.key) != name:
+            self.forget(owner.key)
+            self._own[owner.key] = name
         body = await self._read(context.namespace, name)
         if body is None:
             manifest = build_transfer_secret(
@@ -52,7 +56,9 @@ class SecretReader:
 
     def forget(self, key: Key) -> None:
         """The object is gone."""
-        self._known.pop((key[0], names.transfer_secret_name(key[1])), None)
+        name = self._own.pop(key, None)
+        if name is not None:
+            self._known.pop((key[0], name), None)
 
     async def _read(self, namespace: str, name: str) -> Manifest | None:
         known = self._known.get((namespace, name))

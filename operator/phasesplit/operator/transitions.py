@@ -1,9 +1,10 @@
 """Which changes are news: Kubernetes Events on transitions only. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from phasesplit.api.conditions import Condition, ConditionType
+from phasesplit.api.conditions import Condition, ConditionType, Reason
+from phasesplit.api.names import Role
 from phasesplit.api.routing import ServedMode
 from phasesplit.api.v1alpha1 import Manifest
 from phasesplit.cluster.events import Notice
@@ -65,6 +66,22 @@ def scale_notices(changes: Sequence[Change], scaling: ScalingDecision) -> list[N
     return [
         Notice("Normal", str(scaling.reason), f"{change.name}: {scaling.message}", action="Scale")
         for change in changes
+    ]
+
+
+def role_notices(
+    before: Mapping[str, Role] | None, after: Mapping[str, Role], scaling: ScalingDecision
+) -> list[Notice]:
+    """Workers that took the other phase's role to follow the load."""
+    if before is None or scaling.reason is not Reason.ROLE_SWITCH:
+        return []
+    pods = sorted(pod for pod in {*before, *after} if before.get(pod) != after.get(pod))
+    roles = {pod: after.get(pod, "its pool says") for pod in pods}
+    return [
+        Notice(
+            "Normal", str(scaling.reason), f"{pod} serves as {role}: {scaling.message}", action="SwitchRole"
+        )
+        for pod, role in roles.items()
     ]
 
 

@@ -144,7 +144,10 @@ def _build_volumes(context: BuildContext) -> list[Manifest]:
         TMP_VOLUME,
         {
             "name": "transfer",
-            "secret": {"secretName": names.transfer_secret_name(context.name), "defaultMode": 0o440},
+            "secret": {
+                "secretName": names.transfer_secret_name(context.name, context.uid),
+                "defaultMode": 0o440,
+            },
         },
     ]
     if model.source.volume is not None:

@@ -113,7 +113,7 @@ def _build_volumes(context: BuildContext) -> list[Manifest]:
             "name": "transfer",
             # The router talks to /admin but never speaks the KV protocol: it gets no transfer key.
             "secret": {
-                "secretName": names.transfer_secret_name(context.name),
+                "secretName": names.transfer_secret_name(context.name, context.uid),
                 "items": [token],
                 "defaultMode": 0o440,
             },

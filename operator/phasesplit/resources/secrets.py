@@ -17,7 +17,9 @@ def build_transfer_secret(context: BuildContext, transfer_key: str, admin_token:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": build_metadata(context, names.transfer_secret_name(context.name), Component.WORKER),
+        "metadata": build_metadata(
+            context, names.transfer_secret_name(context.name, context.uid), Component.WORKER
+        ),
         "type": "Opaque",
         "immutable": True,
         "data": {

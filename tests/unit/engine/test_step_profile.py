@@ -40,7 +40,7 @@ def fitted(*, noise: float, outliers: float, kinds: tuple[int, ...] = (0, 1, 2))
         seconds = step_s(TRUTH, load) * generator.gauss(1.0, noise)
         if generator.random() < outliers:
             seconds *= generator.uniform(2, 10)
-        profiler.add(record_of(load, seconds))
+        profiler.add(record_of(load, seconds), number * 0.1)
     assert profiler.refit()
     return profiler.profile
 
@@ -57,6 +57,50 @@ def test_a_known_law_is_recovered(noise: float, outliers: float) -> None:
     assert profile.residual < 0.1
 
 
+@pytest.mark.parametrize("slowdown", [2.0, 5.0])
+@pytest.mark.parametrize("hindered_steps", [100, 2000])
+def test_a_shared_processor_does_not_make_a_worker_look_slow(slowdown: float, hindered_steps: int) -> None:
+    generator = random.Random(3)
+    profiler = StepProfiler(GUESS)
+    for number in range(60):
+        load = random_load(generator, number % 3)
+        seconds = step_s(TRUTH, load)
+        profiler.add(record_of(load, seconds), number * 0.1, seconds)
+    for number in range(hindered_steps):
+        load = random_load(generator, number % 3)
+        seconds = step_s(TRUTH, load)
+        profiler.add(record_of(load, slowdown * seconds), 6.0 + number * 0.1, seconds)
+    assert profiler.refit()
+    for number in range(50):
+        load = random_load(generator, number % 3)
+        assert step_s(profiler.profile, load) == pytest.approx(step_s(TRUTH, load), rel=0.15)
+
+
+def test_a_processor_shared_for_good_is_the_worker_s_speed() -> None:
+    generator = random.Random(4)
+    profiler = StepProfiler(GUESS)
+    for number in range(800):
+        load = random_load(generator, number % 3)
+        seconds = step_s(TRUTH, load)
+        is_free = number < 60
+        profiler.add(record_of(load, seconds if is_free else 3 * seconds), float(number), seconds)
+    assert profiler.refit()
+    for number in range(50):
+        load = random_load(generator, number % 3)
+        assert step_s(profiler.profile, load) == pytest.approx(3 * step_s(TRUTH, load), rel=0.2)
+
+
+def test_a_worker_that_was_always_hindered_has_a_profile() -> None:
+    generator = random.Random(5)
+    profiler = StepProfiler(GUESS)
+    for number in range(60):
+        load = random_load(generator, number % 3)
+        seconds = step_s(TRUTH, load)
+        profiler.add(record_of(load, 2 * seconds), float(number), seconds)
+    assert profiler.refit()
+    assert not profiler.profile.guessed
+
+
 def test_coefficients_are_never_negative() -> None:
     profile = fitted(noise=0.3, outliers=0.2)
     values = profile.model_dump(include=set(StepProfile.model_fields) - {"guessed", "num_samples"})
@@ -71,14 +115,14 @@ def test_prefill_alone_says_nothing_of_decode() -> None:
 
 def test_a_guess_stands_until_there_are_enough_steps() -> None:
     profiler = StepProfiler(GUESS)
-    profiler.add(record_of(StepLoad(decode_sequences=1, decode_context_tokens=9), 0.01))
+    profiler.add(record_of(StepLoad(decode_sequences=1, decode_context_tokens=9), 0.01), 0.0)
     assert not profiler.refit() and profiler.profile is GUESS
 
 
 def test_fits_are_rationed() -> None:
     profiler = StepProfiler(GUESS)
     for _ in range(20):
-        profiler.add(record_of(StepLoad(decode_sequences=1, decode_context_tokens=9), 0.01))
+        profiler.add(record_of(StepLoad(decode_sequences=1, decode_context_tokens=9), 0.01), 0.0)
     assert profiler.refit_if_due(10.0)
     assert not profiler.refit_if_due(11.0)
     assert profiler.refit_if_due(12.5)

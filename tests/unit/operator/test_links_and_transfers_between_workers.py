@@ -3,7 +3,7 @@
 import math
 
 from phasesplit.api.names import Pool, Role
-from phasesplit.api.reports import LinkSample, WorkerReport, WorkerState
+from phasesplit.api.reports import LinkSample
 from phasesplit.operator.links import (
     MAX_PROBE_BYTES,
     MIN_PROBE_BYTES,
@@ -12,7 +12,6 @@ from phasesplit.operator.links import (
     plan_probe,
     probe_bytes,
 )
-from phasesplit.operator.transfers import TransferCounter
 from phasesplit.planner.facts import WorkerFacts
 
 MIB = 1 << 20
@@ -143,42 +142,3 @@ def test_a_failed_probe_is_repeated_small() -> None:
     last = ProbeMemory(ended_s=0, took_s=0.01, failed=True)
     probe = plan_probe(LinkBook(), [DECODE], [PREFILL], now_s=100, stale_s=10, last=last)
     assert probe is not None and probe.bytes == MIN_PROBE_BYTES
-
-
-def report(total: int, engine_id: str = "e1", **failures: int) -> WorkerReport:
-    return WorkerReport(
-        pod="d0",
-        node="b",
-        pool=Pool.DECODE,
-        role=Role.DECODE,
-        role_version=1,
-        state=WorkerState.READY,
-        engine_id=engine_id,
-        transfers_total=total,
-        transfer_failures_total=failures,
-    )
-
-
-def test_the_window_counts_what_happened_since_the_first_look() -> None:
-    counter = TransferCounter()
-    counter.add([report(100, timeout=50)], 0)
-    counter.add([report(110, timeout=52, refused=1)], 10)
-    window = counter.window(10)
-    assert (window.attempts, window.failures, window.worst_reason) == (10, 3, "timeout")
-
-
-def test_a_restarted_worker_counts_from_zero() -> None:
-    counter = TransferCounter()
-    counter.add([report(100)], 0)
-    counter.add([report(3, engine_id="e2")], 10)
-    counter.add([report(5, engine_id="e2", timeout=1)], 12)
-    window = counter.window(12)
-    assert (window.attempts, window.failures) == (2, 1)
-
-
-def test_what_is_older_than_a_minute_is_forgotten() -> None:
-    counter = TransferCounter()
-    counter.add([report(0)], 0)
-    counter.add([report(10, timeout=5)], 5)
-    counter.add([report(10, timeout=5)], 70)
-    assert counter.window(70).attempts == 0

@@ -1,21 +1,23 @@
 """Accepting a spec, lifting gates, telling news, restoring memory: the operator's small pure parts."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from helpers_operator import make_child, make_model
 from phasesplit.api.conditions import Reason
-from phasesplit.api.names import HOSTNAME_LABEL, PLACEMENT_GATE, Pool
+from phasesplit.api.names import HOSTNAME_LABEL, PLACEMENT_GATE, Pool, Role
 from phasesplit.api.routing import ServedMode
 from phasesplit.cluster.errors import ConflictError
 from phasesplit.operator.accept import choose_spec
 from phasesplit.operator.apply import OwnedByAnotherError, check_owner
 from phasesplit.operator.mode_restore import restore_mode
 from phasesplit.operator.placement_binding import find_stuck, plan_releases, release_patch
-from phasesplit.operator.transitions import condition_notices
+from phasesplit.operator.transitions import condition_notices, role_notices
 from phasesplit.planner.facts import NodeFacts, PodFacts
 from phasesplit.planner.placement_types import PlacementPlan
+from phasesplit.planner.scaling_types import ScalingDecision, ScalingMemory
 
 GOOD = {"model": {"source": {"path": "/models/m"}}, "mode": "Colocated"}
 BAD = {"model": {"source": {}}}
@@ -184,3 +186,32 @@ def test_a_first_start_that_waits_for_its_pools_is_no_fallback() -> None:
     waiting = {"decision": {"mode": "Colocated", "reason": "PoolUnavailable", **SINCE}}
     assert restore_mode(waiting, ServedMode.COLOCATED, 0).cause is None
     assert restore_mode({}, ServedMode.COLOCATED, 0).since_s is None
+
+
+SWITCHED = ScalingDecision(
+    replicas={},
+    roles={},
+    reason=Reason.ROLE_SWITCH,
+    message="2 requests/s need 1 prefill and 2 decode workers",
+    advice={},
+    needed={},
+    feasible=True,
+    memory=ScalingMemory(),
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason", "said"),
+    [
+        (None, {"x-prefill-1": Role.DECODE}, Reason.ROLE_SWITCH, []),
+        ({}, {"x-prefill-1": Role.DECODE}, Reason.ROLE_SWITCH, ["x-prefill-1 serves as decode"]),
+        ({"x-prefill-1": Role.DECODE}, {"x-prefill-1": Role.DECODE}, Reason.ROLE_SWITCH, []),
+        ({"x-prefill-1": Role.DECODE}, {}, Reason.ROLE_SWITCH, ["x-prefill-1 serves as its pool says"]),
+        ({}, {"x-prefill-1": Role.DECODE}, Reason.SETTLED, []),
+    ],
+)
+def test_a_role_switch_is_told_once_per_pod(
+    before: dict[str, Role] | None, after: dict[str, Role], reason: Reason, said: list[str]
+) -> None:
+    notices = role_notices(before, after, replace(SWITCHED, reason=reason))
+    assert [notice.note for notice in notices] == [f"{text}: {SWITCHED.message}" for text in said]

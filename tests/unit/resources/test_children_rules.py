@@ -254,7 +254,25 @@ def test_secret_holds_both_keys_and_cannot_change() -> None:
         names.SECRET_KEY_ADMIN: "token",
     }
     assert secret["immutable"] is True
-    assert secret["metadata"]["name"] == names.transfer_secret_name("chat")
+
+
+def test_an_object_made_anew_shares_no_secret_with_the_old_one_of_its_name() -> None:
+    old, new = build_context(), build_context(uid="2222-3333")
+    longest = "m" * names.MAX_NAME_LENGTH
+    for context in (old, new):
+        name = build_transfer_secret(context, "key", "token")["metadata"]["name"]
+        assert name.startswith("chat-transfer-")
+        assert name == names.transfer_secret_name(context.name, context.uid)
+        mounted = [
+            volume["secret"]["secretName"]
+            for child in build_children(context, RoutingTable())
+            if child["kind"] in ("StatefulSet", "Deployment")
+            for volume in child["spec"]["template"]["spec"]["volumes"]
+            if "secret" in volume
+        ]
+        assert set(mounted) == {name} and len(mounted) == 3
+    assert names.transfer_secret_name("chat", old.uid) != names.transfer_secret_name("chat", new.uid)
+    assert len(names.transfer_secret_name(longest, old.uid)) <= 63
 
 
 def test_accepted_spec_comes_back() -> None:

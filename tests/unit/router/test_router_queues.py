@@ -10,7 +10,7 @@ from phasesplit.api.manifest import KVLayout
 from phasesplit.api.names import Pool, Role
 from phasesplit.api.reports import ModelFacts, StepProfile, WorkerReport, WorkerState
 from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
-from phasesplit_router.errors import ApiError
+from phasesplit_http.errors import ApiError
 from phasesplit_router.fleet import Demand, Phase
 from phasesplit_router.quarantine import Quarantine
 from phasesplit_router.queues import Placement, Queues

@@ -3,58 +3,13 @@
 import threading
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from helpers_transfer import FINGERPRINT, LAYOUT, MemoryPool, eventually, make_sequence
+from helpers_transfer import FINGERPRINT, LAYOUT, eventually, make_sequence
+from helpers_transfer_store import BLOCKS, STATE, TOKENS, TTL_S, Setup
 from phasesplit.api.manifest import ManifestState
 from phasesplit_worker.transfer.ended import MAX_MANIFESTS, MAX_PROMISES, MAX_STATES, PROMISE_S
 from phasesplit_worker.transfer.errors import TransferError, TransferFailure
-from phasesplit_worker.transfer.export import ExportIdentity
-from phasesplit_worker.transfer.housekeeping import Housekeeper
 from phasesplit_worker.transfer.integrity import checksum, hash_token_ids
-from phasesplit_worker.transfer.store import KVStore
-
-TOKENS = list(range(10))  # three blocks of four, the last of two
-BLOCKS = (7, 3, 5)
-TTL_S = 30.0
-STATE = {"seed": 1, "position": 10}
-
-
-class Setup:
-    """A store with a clock set by hand, and a housekeeper that works when told."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-        self.released: list[str] = []
-        self.expired: list[int] = []
-        self.pool = MemoryPool(16)
-        for block_id in range(16):
-            self.pool.fill(block_id, seed=block_id)
-        identity = ExportIdentity(
-            model_fingerprint=FINGERPRINT, layout=LAYOUT, engine_id="e", endpoint=lambda: "10.0.0.1:8100"
-        )
-        self.store = KVStore(identity, ttl_s=TTL_S, clock=lambda: self.now_s)
-        self.housekeeper = Housekeeper(
-            self.store, self.pool, release=self.released.append, on_expired=self.expired.append
-        )
-
-    def work(self) -> None:
-        self.housekeeper.work()
-
-    def accept(self, request_id: str = "r") -> None:
-        self.store.on_prefill_accepted(make_sequence(request_id, TOKENS))
-
-    def run(self, request_id: str = "r") -> None:
-        self.accept(request_id)
-        self.store.on_blocks_ready(request_id, 10, BLOCKS)
-        self.store.on_prefill_finished(request_id, 42, STATE)
-        self.work()
-
-    def refusal(self, request_id: str = "r") -> TransferFailure:
-        with pytest.raises(TransferError) as caught, self.store.reading(request_id):
-            pass
-        return caught.value.reason
 
 
 @pytest.fixture
@@ -195,6 +150,18 @@ def test_checksums_of_blocks_that_moved_meanwhile_are_dropped(setup):
     assert setup.store.manifest("r").checksums[0] == checksum(setup.pool.block_view(1))
 
 
+def test_checksums_read_across_a_preemption_are_dropped_even_if_the_same_blocks_come_back(setup):
+    setup.accept()
+    setup.store.on_blocks_ready("r", 8, BLOCKS)
+    unsealed = setup.store.take_unsealed()
+    setup.store.on_blocks_ready("r", 0, ())
+    setup.store.on_blocks_ready("r", 8, BLOCKS)
+    setup.store.seal(unsealed, ["between", "between"])
+    assert setup.store.manifest("r").checksums == ()
+    setup.work()
+    assert len(setup.store.manifest("r").checksums) == 2
+
+
 def test_promised_request_is_waited_for_and_others_are_not(setup):
     setup.store.promise("r")
     assert setup.store.wait_accepted("r", 0) is False
@@ -283,72 +250,3 @@ def test_close_ends_everything(setup):
     setup.work()
     assert setup.released == ["r"]
     assert setup.refusal() is TransferFailure.ABORTED
-
-
-class Life:
-    """An engine with four slots: it holds what finished until released, and checks every release."""
-
-    def __init__(self) -> None:
-        self.setup = Setup()
-        self.names: dict[int, str] = {}
-        self.running: set[str] = set()
-        self.held: set[str] = set()
-        self.setup.housekeeper._release = self.release
-
-    def release(self, request_id: str) -> None:
-        assert request_id in self.held, "released twice, or never held"
-        self.held.discard(request_id)
-
-    def accept(self, slot: int) -> None:
-        if self.names.get(slot) not in self.running | self.held:
-            self.names[slot] = name = f"r{len(self.names)}-{self.setup.now_s}-{slot}"
-            self.running.add(name)
-            self.setup.accept(name)
-
-    def chunk(self, slot: int) -> None:
-        if self.names.get(slot) in self.running:
-            self.setup.store.on_blocks_ready(self.names[slot], 8, BLOCKS)
-
-    def finish(self, slot: int) -> None:
-        name = self.names.get(slot)
-        if name in self.running:
-            self.running.discard(name)
-            self.held.add(name)
-            self.setup.store.on_blocks_ready(name, 10, BLOCKS)
-            self.setup.store.on_prefill_finished(name, 1, STATE)
-
-    def abort(self, slot: int) -> None:
-        name = self.names.get(slot)
-        if name in self.running | self.held:
-            self.running.discard(name)
-            self.held.discard(name)
-            self.setup.store.on_prefill_aborted(name, "abort")
-
-    def pulled(self, slot: int) -> None:
-        self.setup.store.release(self.names.get(slot, "unknown"), pulled=True)
-
-    def unwanted(self, slot: int) -> None:
-        self.setup.store.release(self.names.get(slot, "unknown"), pulled=False)
-
-    def later(self, slot: int) -> None:
-        self.setup.now_s += TTL_S / 2
-
-    def work(self, slot: int) -> None:
-        self.setup.work()
-
-
-OPERATIONS = ["accept", "chunk", "finish", "abort", "pulled", "unwanted", "later", "work"]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 3)), max_size=40))
-def test_every_held_prefill_is_released_exactly_once_whatever_happens(operations):
-    life = Life()
-    for operation, slot in operations:
-        getattr(life, operation)(slot)
-    for slot in range(4):
-        life.finish(slot)
-    life.setup.now_s += TTL_S
-    life.setup.work()
-    assert life.held == set()
-    assert life.setup.store.num_exports == 0

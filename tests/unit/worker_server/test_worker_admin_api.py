@@ -10,7 +10,7 @@ from helpers_worker_server import ADMIN_TOKEN, LAYOUT, MODEL, config, make_parts
 from phasesplit.api.manifest import KVManifest
 from phasesplit.api.names import Role
 from phasesplit.api.reports import ProbeResult, WorkerReport
-from phasesplit_worker.errors import ModelLoadError
+from phasesplit_worker.errors import ConfigError, ModelLoadError, ModelUnreachableError
 from phasesplit_worker.server.app import build_app, build_runner
 from phasesplit_worker.server.auth import AdminAuth
 from phasesplit_worker.server.worker import Worker
@@ -227,18 +227,33 @@ async def test_while_loading_it_is_alive_not_ready_and_answers_503(loading) -> N
     assert gate.parts.engine.roles == [(Role.DECODE, None, None)]
 
 
+LASTING = [
+    (ModelLoadError("a GPU is asked for but CUDA finds none"), "CUDA finds none"),
+    (ConfigError("--pace /p cannot be read"), "/p cannot be read"),
+]
+PASSING = [
+    (ModelUnreachableError("model a/b could not be downloaded; check the network"), "check the network"),
+    (OSError(98, "Address already in use"), "already in use"),
+    (RuntimeError("boom"), "RuntimeError: boom"),
+]
+
+
 @pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (ModelLoadError("a GPU is asked for but CUDA finds none"), "CUDA finds none"),
-        (RuntimeError("boom"), "RuntimeError: boom"),
-    ],
+    ("error", "text", "is_lasting"),
+    [(*case, True) for case in LASTING] + [(*case, False) for case in PASSING],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-async def test_a_failed_load_stays_up_and_says_why(loading, error: Exception, text: str) -> None:
+async def test_a_failed_load_says_why_and_ends_unless_it_would_fail_again(
+    loading, error: Exception, text: str, is_lasting: bool
+) -> None:
     gate, worker, session, url = loading
+    broken = asyncio.ensure_future(worker.wait_broken())
     gate.error = error
     gate.go.set()
     await wait_until(lambda: worker.state == "failed")
+    await asyncio.sleep(0)
+    assert broken.done() != is_lasting
+    broken.cancel()
     async with session.get(url + "/ready") as response:
         assert response.status == 503
         assert text in (await response.json())["message"]
@@ -249,6 +264,13 @@ async def test_a_failed_load_stays_up_and_says_why(loading, error: Exception, te
     async with session.post(url + "/v1/completions", json=PROMPT) as response:
         assert response.status == 503
         assert text in (await response.json())["error"]["message"]
+
+
+async def test_a_dead_engine_ends_the_process(served) -> None:
+    served.engine.failure = "IntegrityError: block 3 has 2 references"
+    await asyncio.wait_for(served.worker.wait_broken(), 5)
+    assert served.worker.state == "failed"
+    assert "block 3 has 2 references" in served.worker.message
 
 
 async def test_a_hanging_engine_is_unready_before_it_is_dead(served) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from phasesplit_worker.engine.core import EngineCore
-from phasesplit_worker.engine.profiler import StepProfiler, record_of
+from phasesplit_worker.engine.profiler import StepProfiler, record_of, since
 from phasesplit_worker.requests import EngineRequest
 from phasesplit_worker.sequence import SamplingParams
 
@@ -18,7 +18,9 @@ def calibrate(
     core: EngineCore,
     profiler: StepProfiler,
     vocabulary_size: int,
+    *,
     clock: Callable[[], float],
+    processor_clock: Callable[[], float | None],
     beat: Callable[[], None],
 ) -> None:
     """Run rounds until all are done or the time is over. Leaves no trace in the engine.
@@ -41,7 +43,9 @@ def calibrate(
                 request_id=f"calibration-{index}-{number}", prompt_token_ids=tokens, sampling=sampling
             )
             core.add(request, lambda _: None, clock())
-        seconds_per_token = _run(core, profiler, clock, beat, is_warm=index > 0)
+        seconds_per_token = _run(
+            core, profiler, clock=clock, processor_clock=processor_clock, beat=beat, is_warm=index > 0
+        )
         core.scheduler.blocks.clear_cache()
     core.scheduler.blocks.hit_tokens_total = core.scheduler.blocks.query_tokens_total = 0
     profiler.refit()
@@ -50,22 +54,25 @@ def calibrate(
 def _run(
     core: EngineCore,
     profiler: StepProfiler,
-    clock: Callable[[], float],
-    beat: Callable[[], None],
     *,
+    clock: Callable[[], float],
+    processor_clock: Callable[[], float | None],
+    beat: Callable[[], None],
     is_warm: bool,
 ) -> float:
     """Run what is queued to its end; returns seconds per prompt token of the last prompt step."""
     seconds_per_token = 0.0
     while core.scheduler.has_work():
         beat()
-        started_s = clock()
+        started_s, processor_started_s = clock(), processor_clock()
         plan = core.step()
         if plan is None:
             break
-        seconds = clock() - started_s
+        ended_s = clock()
+        seconds = ended_s - started_s
         if plan.load.prefill_tokens:
             seconds_per_token = seconds / plan.load.prefill_tokens
         if is_warm:
-            profiler.add(record_of(plan.load, seconds))
+            processor_s = since(processor_started_s, processor_clock())
+            profiler.add(record_of(plan.load, seconds), ended_s, processor_s)
     return seconds_per_token

@@ -153,6 +153,8 @@ class EngineCore:
     def step(self) -> StepPlan | None:
         """Run one step; None when nothing can be computed now."""
         plan = self.scheduler.schedule()
+        for sequence in plan.preempted:  # before this step writes into what were their blocks
+            self._hooks.blocks_lost(sequence)
         for sequence in plan.reserved:
             self._resolve(self._entries[sequence.request_id])
         if not plan.scheduled:

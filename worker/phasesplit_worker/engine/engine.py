@@ -22,6 +22,7 @@ from phasesplit.api.reports import ModelFacts, StepProfile
 from phasesplit_worker.config import WorkerConfig
 from phasesplit_worker.engine.core import EngineCore
 from phasesplit_worker.engine.pace import read_pace
+from phasesplit_worker.engine.profiler import uncounted
 from phasesplit_worker.engine.stepping import GUESS, Stepper
 from phasesplit_worker.engine.validation import check_request
 from phasesplit_worker.errors import EngineBusyError, EngineStoppedError
@@ -71,7 +72,8 @@ class Engine:
         )
         self._core = EngineCore(loaded, Scheduler(blocks, limits, GUESS), clock, config.kv_ttl_s)
         self._core.set_hooks(hooks)
-        self._stepper = Stepper(self._core, pace=self._pace, on_step=on_step, clock=clock)
+        processor_clock = time.thread_time if loaded.device.type == "cpu" else uncounted
+        self._stepper = Stepper(self._core, self._pace, on_step, clock, processor_clock)
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

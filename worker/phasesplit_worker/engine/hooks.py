@@ -24,6 +24,11 @@ class HookCaller:
         ready, table = sequence.num_computed_tokens, tuple(sequence.block_table)
         self._call(sequence, lambda hooks: hooks.on_blocks_ready(sequence.request_id, ready, table))
 
+    def blocks_lost(self, sequence: Sequence) -> None:
+        """A leg 1 was preempted: its blocks are about to be another's, and it will compute them again."""
+        if sequence.is_prefill_only:
+            self._call(sequence, lambda hooks: hooks.on_blocks_ready(sequence.request_id, 0, ()))
+
     def prefill_finished(self, sequence: Sequence, first_token: int) -> None:
         """A leg 1 has its first token; its blocks are held from now on."""
         state = {"seed": sequence.seed, "position": sequence.num_tokens}

@@ -1,7 +1,9 @@
 """Fits the step profile from measured steps. Cheap: a least-squares fit at most every few seconds.
 
 Rows are divided by their measured duration, so that errors are relative, and reweighted (Huber), so
-that a step during which the machine did something else counts little.
+that a step during which the machine did something else counts little. When a processor is shared for
+minutes, most steps are like that and no weight helps: steps that are known to have been hindered are
+kept apart, and count only where there are no others.
 """
 
 from collections import deque
@@ -19,6 +21,12 @@ _FIT_INTERVAL_S = 2.0
 _HUBER = 0.15  # relative error beyond which a row counts less
 _ROUNDS = 8
 _MIN_MIXED_ROWS = 6
+# A step that had its processor for less than this share of its time was hindered by others.
+_FREE_SHARE = 0.8
+# So many unhindered steps of a mix say more than all hindered ones ...
+_MIN_FREE_ROWS = 4
+# ... until nothing but hindrance has been seen for so long: then that is this worker's speed.
+_HINDERED_FOR_GOOD_S = 600.0
 
 Array = npt.NDArray[np.float64]
 
@@ -34,20 +42,57 @@ def record_of(load: StepLoad, seconds: float) -> StepRecord:
     )
 
 
+def uncounted() -> float | None:
+    """The processor clock of a worker whose steps run elsewhere."""
+    return None
+
+
+def since(started_s: float | None, now_s: float | None) -> float | None:
+    """Processor seconds spent, None where they are not counted."""
+    return None if started_s is None or now_s is None else now_s - started_s
+
+
+class _Rows:
+    """Recent steps of one mix, those that others hindered apart."""
+
+    def __init__(self) -> None:
+        self._free: deque[StepRecord] = deque(maxlen=_MAX_ROWS_PER_MIX)
+        self._hindered: deque[StepRecord] = deque(maxlen=_MAX_ROWS_PER_MIX)
+        self._free_at_s = 0.0
+
+    def add(self, record: StepRecord, now_s: float, *, is_hindered: bool) -> None:
+        """Remember one step that ended at `now_s`."""
+        if is_hindered:
+            self._hindered.append(record)
+            if now_s - self._free_at_s > _HINDERED_FOR_GOOD_S:
+                self._free.clear()
+        else:
+            self._free.append(record)
+            self._free_at_s = now_s
+
+    def believed(self) -> list[StepRecord]:
+        """The steps to fit to."""
+        if len(self._free) >= _MIN_FREE_ROWS:
+            return list(self._free)
+        return [*self._free, *self._hindered]
+
+
 class StepProfiler:
     """Keeps recent steps of each mix and the profile fitted to them. Owned by the engine thread."""
 
     def __init__(self, guess: StepProfile) -> None:
         self.profile = guess
-        self._rows: dict[str, deque[StepRecord]] = {
-            mix: deque(maxlen=_MAX_ROWS_PER_MIX) for mix in ("prefill", "decode", "mixed")
-        }
+        self._rows = {mix: _Rows() for mix in ("prefill", "decode", "mixed")}
         self._num_samples = 0
         self._fitted_at_s = float("-inf")
 
-    def add(self, record: StepRecord) -> None:
-        """Remember one step."""
-        self._rows[record.mix].append(record)
+    def add(self, record: StepRecord, now_s: float, processor_s: float | None = None) -> None:
+        """Remember one step that ended at `now_s`.
+
+        `processor_s` is how long it had its processor; None where that says nothing, as on a GPU.
+        """
+        is_hindered = processor_s is not None and processor_s < _FREE_SHARE * record.seconds
+        self._rows[record.mix].add(record, now_s, is_hindered=is_hindered)
         self._num_samples += 1
 
     def refit_if_due(self, now_s: float) -> bool:
@@ -59,12 +104,12 @@ class StepProfiler:
 
     def refit(self) -> bool:
         """Fit now; False while there are too few steps."""
-        pure = [*self._rows["prefill"], *self._rows["decode"]]
-        mixed = list(self._rows["mixed"])
+        rows_of = {mix: rows.believed() for mix, rows in self._rows.items()}
+        pure, mixed = [*rows_of["prefill"], *rows_of["decode"]], rows_of["mixed"]
         if len(pure) + len(mixed) < _MIN_ROWS:
             return False
         # Pure steps say what each part costs; mixed ones are needed for that only without them.
-        rows = pure if self._rows["prefill"] and self._rows["decode"] else [*pure, *mixed]
+        rows = pure if rows_of["prefill"] and rows_of["decode"] else [*pure, *mixed]
         coefficients = _fit(rows)
         profile = StepProfile(
             base_s=coefficients[0],

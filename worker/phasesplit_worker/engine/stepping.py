@@ -8,7 +8,7 @@ from phasesplit.api.reports import StepProfile
 from phasesplit_worker.engine.calibration import calibrate
 from phasesplit_worker.engine.core import EngineCore
 from phasesplit_worker.engine.pace import remaining_s
-from phasesplit_worker.engine.profiler import StepProfiler, record_of
+from phasesplit_worker.engine.profiler import StepProfiler, record_of, since
 from phasesplit_worker.requests import StepRecord
 from phasesplit_worker.scheduling.scheduler import StepPlan
 
@@ -27,11 +27,12 @@ class Stepper:
     def __init__(
         self,
         core: EngineCore,
-        *,
         pace: StepProfile | None,
         on_step: Callable[[StepRecord], None] | None,
         clock: Callable[[], float],
+        processor_clock: Callable[[], float | None],
     ) -> None:
+        """`processor_clock` counts the engine thread's processor seconds, where steps run there."""
         self.is_stopping = False
         self.heartbeat_s = clock()
         self.longest_step_s = 0.0  # of recent ones
@@ -39,6 +40,7 @@ class Stepper:
         self._pace = pace
         self._on_step = on_step
         self._clock = clock
+        self._processor_clock = processor_clock
         self._profiler = StepProfiler(GUESS)
         self._num_failed = 0  # in a row
         core.scheduler.profile = self.profile
@@ -55,7 +57,14 @@ class Stepper:
     def calibrate(self, vocabulary_size: int) -> None:
         """Measure some made-up steps, unless the profile is declared."""
         if self._pace is None:
-            calibrate(self._core, self._profiler, vocabulary_size, self._clock, self.beat)
+            calibrate(
+                self._core,
+                self._profiler,
+                vocabulary_size,
+                clock=self._clock,
+                processor_clock=self._processor_clock,
+                beat=self.beat,
+            )
             self._core.scheduler.profile = self.profile
 
     def run(self) -> bool:
@@ -63,7 +72,7 @@ class Stepper:
 
         A step that fails ends the sequences in it; the error comes out when it happens repeatedly.
         """
-        started_s = self._clock()
+        started_s, processor_started_s = self._clock(), self._processor_clock()
         try:
             plan = self._core.step()
         except (RuntimeError, MemoryError) as error:  # torch's own: out of memory, a bad kernel
@@ -74,7 +83,8 @@ class Stepper:
         self._num_failed = 0
         if self._pace is not None:
             self._sleep(self._pace, started_s, plan)
-        self._record(plan, self._clock() - started_s)
+        processor_s = since(processor_started_s, self._processor_clock())
+        self._record(plan, self._clock() - started_s, processor_s)
         return True
 
     def _note_failure(self, error: BaseException) -> None:
@@ -93,12 +103,13 @@ class Stepper:
             time.sleep(min(rest_s, _BEAT_INTERVAL_S))
             self.beat()
 
-    def _record(self, plan: StepPlan, seconds: float) -> None:
+    def _record(self, plan: StepPlan, seconds: float, processor_s: float | None) -> None:
         record = record_of(plan.load, seconds)
         self.longest_step_s = max(seconds, self.longest_step_s * _LONGEST_STEP_DECAY)
         if self._pace is None:
-            self._profiler.add(record)
-            if self._profiler.refit_if_due(self._clock()):
+            now_s = self._clock()
+            self._profiler.add(record, now_s, processor_s)
+            if self._profiler.refit_if_due(now_s):
                 self._core.scheduler.profile = self._profiler.profile
         if self._on_step is not None:
             self._on_step(record)

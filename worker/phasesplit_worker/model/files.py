@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 )
 
 from phasesplit_worker.config import WorkerConfig
-from phasesplit_worker.errors import ModelLoadError
+from phasesplit_worker.errors import ModelLoadError, ModelUnreachableError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
 _ALLOWED_DOWNLOADS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -60,7 +60,7 @@ def _download(config: WorkerConfig) -> Path:
         raise ModelLoadError(message) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         message = f"model {repository} could not be downloaded ({_first_line(error)}); check the network"
-        raise ModelLoadError(message) from error
+        raise ModelUnreachableError(message) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -11,7 +11,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 
 from phasesplit.api.reports import CancelRequest, ProbeRequest, ProbeResult, RoleAssignment
-from phasesplit_worker.server.errors import ApiError, read_json_object
+from phasesplit_http.errors import ApiError
+from phasesplit_worker.server.errors import read_json_object
 from phasesplit_worker.server.generation import CANCELLED
 from phasesplit_worker.server.schemas import validation_error
 from phasesplit_worker.server.worker import Worker

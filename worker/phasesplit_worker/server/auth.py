@@ -1,24 +1,21 @@
 """Who may use the admin endpoints and the fields between router and worker: holders of the admin token.
 
-The comparison takes the same time whatever is sent. Without a token nobody is let in.
+Without a token nobody is let in.
 """
 
-import hashlib
-import hmac
 from pathlib import Path
 
 from aiohttp import web
 
-from phasesplit_worker.server.errors import ApiError
-
-_SCHEME = "bearer "
+from phasesplit_http.bearer import digest, is_sent
+from phasesplit_http.errors import ApiError
 
 
 class AdminAuth:
     """Checks `Authorization: Bearer <admin token>`."""
 
     def __init__(self, token: str | None) -> None:
-        self._digest = None if token is None else hashlib.sha256(token.encode()).digest()
+        self._digest = None if token is None else digest(token)
 
     @classmethod
     def from_file(cls, path: Path | None) -> "AdminAuth":
@@ -32,11 +29,9 @@ class AdminAuth:
 
     def is_admin(self, request: web.Request) -> bool:
         """Does the request carry the admin token?"""
-        header = request.headers.get("Authorization", "")
-        sent = header[len(_SCHEME) :].strip() if header[: len(_SCHEME)].lower() == _SCHEME else ""
-        # Hashing first makes both sides equally long, so that length leaks nothing either.
-        digest = hashlib.sha256(sent.encode("utf-8", "surrogateescape")).digest()
-        return self._digest is not None and hmac.compare_digest(digest, self._digest)
+        if self._digest is None:
+            return False
+        return is_sent(request.headers.get("Authorization"), (self._digest,))
 
     def require(self, request: web.Request) -> None:
         """Raise 403 or 401 unless the request carries the admin token."""

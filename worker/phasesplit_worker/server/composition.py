@@ -5,6 +5,7 @@ The only module of the server that imports torch (through the engine), and only 
 
 import logging
 import secrets
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,10 +20,13 @@ from phasesplit_worker.requests import EngineRequest, Reservation
 from phasesplit_worker.server.metrics import WorkerMetrics
 from phasesplit_worker.server.ports import Parts, Pulled, PullFailedError, TextDecoder
 from phasesplit_worker.transfer.auth import read_transfer_key
-from phasesplit_worker.transfer.errors import TransferError
+from phasesplit_worker.transfer.errors import CALLED_OFF, TransferError, TransferFailure
 from phasesplit_worker.transfer.manager import TransferManager, TransferSettings
 
 logger = logging.getLogger(__name__)
+
+# Pods are named by ordinal, so there are few; what a request names is not trusted to be.
+MAX_COUNTED_PEERS = 256
 
 
 class ServedTokenizer:
@@ -55,6 +59,7 @@ class ServedTransfer:
 
     def __init__(self, manager: TransferManager) -> None:
         self._manager = manager
+        self._by_peer: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     async def start(self) -> None:
         """Listen for peers."""
@@ -79,6 +84,7 @@ class ServedTransfer:
             )
         except TransferError as error:
             logger.warning("pull of %s failed (%s): %s", request.request_id, error.reason, error)
+            self._count_failure(params.remote_pod or "", error.reason)
             raise PullFailedError(str(error.reason), str(error), error.first_token) from error
         return Pulled(
             first_token=result.first_token,
@@ -89,6 +95,11 @@ class ServedTransfer:
             busy_s=result.busy_s,
             exposed_s=result.exposed_s,
         )
+
+    def _count_failure(self, peer: str, reason: TransferFailure) -> None:
+        is_known = peer in self._by_peer or len(self._by_peer) < MAX_COUNTED_PEERS
+        if peer and is_known and reason not in CALLED_OFF:
+            self._by_peer[peer][str(reason)] += 1
 
     def manifest(self, request_id: str) -> KVManifest | None:
         """What is known of a prefill's KV."""
@@ -111,6 +122,11 @@ class ServedTransfer:
     def failures_total(self) -> dict[str, int]:
         """Pulls that failed, by reason."""
         return self._manager.failures_total
+
+    @property
+    def failures_by_peer(self) -> dict[str, dict[str, int]]:
+        """The same by the pod that was pulled from, where the router named it."""
+        return {peer: dict(reasons) for peer, reasons in self._by_peer.items()}
 
 
 def _transfer_key(path: Path | None) -> bytes:

@@ -6,11 +6,12 @@ Enforces stop strings (the engine knows no text). Knows nothing of HTTP or of an
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from phasesplit_http.errors import ApiError, unavailable
 from phasesplit_worker.requests import EngineOutput, EngineRequest, RequestTimings, TokenLogprob
 from phasesplit_worker.sequence import RequestKind
 from phasesplit_worker.server.answers import LogprobEntry, TokenText
 from phasesplit_worker.server.bridge import OutputQueue
-from phasesplit_worker.server.errors import ApiError, internal_error, unavailable
+from phasesplit_worker.server.errors import internal_error
 from phasesplit_worker.server.ports import EngineApi, TokenizerApi
 
 CANCELLED = "cancelled"

@@ -14,12 +14,12 @@ from aiohttp import web
 
 from phasesplit.api.legs import KVTransferParams, LegReport, PrefillAccepted
 from phasesplit.api.names import HEADER_REQUEST_ID
+from phasesplit_http.errors import ApiError, bad_request, overloaded, unavailable
 from phasesplit_worker.errors import EngineBusyError, EngineStoppedError, RequestError
 from phasesplit_worker.requests import EngineRequest, Reservation
 from phasesplit_worker.sequence import RequestKind
 from phasesplit_worker.server.answers import AnswerFormat, CollectedAnswer, Json, Usage
 from phasesplit_worker.server.bridge import OutputQueue
-from phasesplit_worker.server.errors import ApiError, bad_request, overloaded, unavailable
 from phasesplit_worker.server.generation import CANCELLED, Generation, Piece
 from phasesplit_worker.server.ports import Parts, Pulled, PullFailedError
 from phasesplit_worker.server.streaming import EventStream

@@ -11,8 +11,9 @@ import uuid
 from aiohttp import web
 
 from phasesplit.api.names import HEADER_REQUEST_ID, HEADER_ROLE, HEADER_ROLE_VERSION
+from phasesplit_http.errors import bad_request
 from phasesplit_worker.server.answers import AnswerFormat, models_body
-from phasesplit_worker.server.errors import bad_request, read_json_object, unknown_model
+from phasesplit_worker.server.errors import read_json_object, unknown_model
 from phasesplit_worker.server.legs import Leg, LegRun
 from phasesplit_worker.server.prepare import Limits, build_request, encode_prompt
 from phasesplit_worker.server.roles import assignment_from_headers

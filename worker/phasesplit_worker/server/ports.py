@@ -152,6 +152,9 @@ class TransferApi(Protocol):
     @property
     def failures_total(self) -> dict[str, int]: ...
 
+    @property
+    def failures_by_peer(self) -> dict[str, dict[str, int]]: ...
+
 
 @dataclass(frozen=True)
 class Parts:

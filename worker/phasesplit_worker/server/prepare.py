@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from phasesplit.api.legs import InternalParams, KVTransferParams
+from phasesplit_http.errors import ApiError, bad_request
 from phasesplit_worker.errors import RequestError
 from phasesplit_worker.requests import EngineRequest
 from phasesplit_worker.sequence import RequestKind, SamplingParams
-from phasesplit_worker.server.errors import ApiError, bad_request
 from phasesplit_worker.server.ports import TokenizerApi
 from phasesplit_worker.server.schemas import ChatBody, CompletionBody
 

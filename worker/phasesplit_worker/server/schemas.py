@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from phasesplit.api.legs import FIELD_INTERNAL, FIELD_TRANSFER, InternalParams, KVTransferParams
-from phasesplit_worker.server.errors import ApiError, bad_request
+from phasesplit_http.errors import ApiError, bad_request
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 from phasesplit.api.reports import RoleAssignment, WorkerReport, WorkerState
+from phasesplit_http.errors import unavailable
 from phasesplit_worker.config import WorkerConfig
-from phasesplit_worker.errors import ConfigError, ModelLoadError
+from phasesplit_worker.errors import ConfigError, ModelLoadError, ModelUnreachableError
 from phasesplit_worker.requests import EngineStats
 from phasesplit_worker.server.auth import AdminAuth
 from phasesplit_worker.server.bridge import OpenRequests
-from phasesplit_worker.server.errors import unavailable
 from phasesplit_worker.server.metrics import LoadReading, WorkerMetrics
 from phasesplit_worker.server.ports import LoadParts, Parts
 from phasesplit_worker.server.roles import RoleState
@@ -45,6 +45,7 @@ class Worker:
         self._parts: Parts | None = None
         self._state = WorkerState.LOADING
         self._message = ""
+        self._broken = asyncio.Event()  # failed in a way that a new process may not
         self._role = RoleState(
             config.role, max_batched_tokens=config.max_batched_tokens, tpot_s=config.tpot_target_s
         )
@@ -103,12 +104,16 @@ class Worker:
             await parts.transfer.start()
             parts.engine.start()
             self._apply_role(parts)
-        except (ModelLoadError, ConfigError, OSError) as error:
-            self._fail(str(error))
+        except (ModelUnreachableError, OSError) as error:
+            self._fail(str(error), is_lasting=False)
             return
-        except Exception as error:  # whatever a checkpoint's files made a library do: said, not hidden
+        except (ModelLoadError, ConfigError) as error:
+            self._fail(str(error), is_lasting=True)
+            return
+        except Exception as error:  # whatever a library did: said, not hidden
             logger.exception("loading failed")
-            self._fail(f"The model could not be loaded: {type(error).__name__}: {error}.")
+            message = f"The model could not be loaded: {type(error).__name__}: {error}."
+            self._fail(message, is_lasting=False)
             return
         # What a loaded model leaves behind lives as long as the process: keep it out of collections,
         # each of which would otherwise stop every thread for a good part of a second.
@@ -150,9 +155,15 @@ class Worker:
         threading.Thread(target=run, name="load", daemon=True).start()
         return await future
 
-    def _fail(self, message: str) -> None:
-        """Stay up and say why: a crash loop would hide the sentence from whoever looks."""
+    async def wait_broken(self) -> None:
+        """Return when the worker has failed and a new process may do better."""
+        await self._broken.wait()
+
+    def _fail(self, message: str, *, is_lasting: bool) -> None:
+        """Say why. What would fail again (`is_lasting`) stays up: a crash loop would hide the sentence."""
         self._state, self._message = WorkerState.FAILED, message
+        if not is_lasting:
+            self._broken.set()
         logger.error("%s", message)
         if _TERMINATION_LOG.exists():
             try:
@@ -166,7 +177,7 @@ class Worker:
             await asyncio.sleep(WATCH_INTERVAL_S)
             problem = self.engine_problem(parts)
             if problem is not None:
-                self._fail(problem)
+                self._fail(problem, is_lasting=False)
                 self.open_requests.fail_all(problem)
 
     def readiness_problem(self) -> str | None:
@@ -274,4 +285,5 @@ class Worker:
             links=[] if parts is None else parts.transfer.link_samples(),
             transfers_total=0 if parts is None else parts.transfer.transfers_total,
             transfer_failures_total={} if parts is None else parts.transfer.failures_total,
+            transfer_failures_by_peer={} if parts is None else parts.transfer.failures_by_peer,
         )

@@ -83,5 +83,3 @@ class TransferError(WorkerError):
         self.reason = reason
         # Known when the prefill had finished before the pull failed.
         self.first_token: int | None = None
-        # What had arrived by then: a link that is too slow shows in it.
-        self.measured: Measured | None = None

@@ -37,6 +37,7 @@ class Export:
     block_table: tuple[int, ...] = ()
     num_ready_tokens: int = 0
     checksums: list[str] = field(default_factory=list)  # one per sealed block
+    num_losses: int = 0  # times that blocks were taken away; what was read before may be anything
     state: ManifestState = ManifestState.RUNNING
     first_token: int | None = None
     finished_s: float | None = None  # when the prefill finished; the blocks are held from then on
@@ -124,6 +125,7 @@ class Export:
             if old != new:
                 break
             num_same += 1
+        self.num_losses += num_ready_tokens < self.num_ready_tokens
         self.block_table = block_table
         self.num_ready_tokens = num_ready_tokens
         del self.checksums[min(num_same, self.num_ready_blocks) :]

@@ -102,6 +102,7 @@ class TransferManager:
             max_streams=settings.max_streams,
             max_pulls=settings.max_pulls,
             silence_s=settings.silence_s,
+            on_measured=self._record_link,
         )
         self._threads = ThreadPoolExecutor(settings.max_pulls, thread_name_prefix="kv-pull")
         # Releases and probes never wait behind pulls.
@@ -201,12 +202,9 @@ class TransferManager:
         except TransferError as error:
             self._tally.add_failure(error.reason)
             self._quarantine.failed(peer, error.reason, time.monotonic())
-            if error.reason is TransferFailure.TIMEOUT and error.measured is not None:
-                self._record_link(error.measured)  # a link that is too slow must be seen as such
             raise
         self._tally.add_pull(result)
         self._quarantine.succeeded(peer)
-        self._record_link(result.measured)
         return result
 
     def _to_request(
@@ -295,7 +293,7 @@ class TransferManager:
         """Peers that are not pulled from for a while after repeated failures, with the seconds left."""
         return self._quarantine.resting(time.monotonic())
 
-    def _record_link(self, measured: Measured, *, is_probe: bool = False) -> LinkSample:
+    def _record_link(self, measured: Measured, is_probe: bool = False) -> LinkSample:
         sample = LinkSample(
             from_node=measured.peer_node,
             to_node=self._settings.node,

@@ -33,6 +33,7 @@ class Unsealed(NamedTuple):
     export: Export
     start: int
     block_ids: tuple[int, ...]
+    num_losses: int  # of the export when they were taken
 
 
 class Removed(NamedTuple):
@@ -75,7 +76,7 @@ class KVStore:
             self._changed.notify_all()
 
     def on_blocks_ready(self, request_id: str, num_ready_tokens: int, block_table: tuple[int, ...]) -> None:
-        """A chunk is done."""
+        """A chunk is done, or (0 tokens) a preemption has taken all blocks."""
         with self._changed:
             export = self._exports.get(request_id)
             if export is not None and not export.is_ended:
@@ -198,13 +199,14 @@ class KVStore:
                 block_ids = export.unsealed_blocks(SEAL_BATCH_BLOCKS)
                 if block_ids:
                     export.num_readers += 1
-                    return Unsealed(export, export.num_sealed_blocks, block_ids)
+                    return Unsealed(export, export.num_sealed_blocks, block_ids, export.num_losses)
         return None
 
     def seal(self, unsealed: Unsealed, checksums: list[str]) -> None:
         """Add checksums; a range that a preemption has moved meanwhile is dropped."""
         with self._changed:
-            unsealed.export.seal(unsealed.start, unsealed.block_ids, checksums)
+            if unsealed.num_losses == unsealed.export.num_losses:  # the same ids may have come back
+                unsealed.export.seal(unsealed.start, unsealed.block_ids, checksums)
         self._stop_reading(unsealed.export)
 
     def give_up(self, unsealed: Unsealed) -> None:

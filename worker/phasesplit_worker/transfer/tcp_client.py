@@ -7,8 +7,10 @@ more, from the first block that is missing. Knows streams and peers; not the eng
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 
 from phasesplit_worker.requests import KVBlocks
 from phasesplit_worker.transfer.cancellation import Cancellation
@@ -34,6 +36,10 @@ from phasesplit_worker.transfer.tcp_stream import PullStream, StreamLimits
 
 NUM_ATTEMPTS = 2
 RELEASE_S = 1.0
+# A long pull over a slow link reports what it sees while it runs: each time that this much has come and
+# has taken so long.
+WINDOW_BYTES = 2 << 20
+WINDOW_S = 0.25
 _PROBE_BUFFER_BYTES = 1 << 20
 
 
@@ -51,7 +57,10 @@ class TcpPuller:
         max_streams: int,
         max_pulls: int,
         silence_s: float,
+        on_measured: Callable[[Measured], object],
     ) -> None:
+        """`on_measured` gets each measurement that a pull makes of its link, on the pull's threads."""
+        self._on_measured = on_measured
         self._peers = peers
         self._pool = pool
         self._model_fingerprint = model_fingerprint
@@ -75,16 +84,17 @@ class TcpPuller:
         num_retries = 0
         while True:
             limits = StreamLimits(transfer_s=request.transfer_s - spent_s, silence_s=self._silence_s)
-            attempt = _Attempt(reception, cancellation, self._peers, limits)
+            attempt = _Attempt(reception, cancellation, self._peers, limits, self._on_measured)
             try:
                 final = attempt.run(self._threads, self._max_streams)
             except TransferError as error:
+                if error.reason is TransferFailure.TIMEOUT:
+                    attempt.report_rest()  # a link that is too slow must be seen as such
                 spent_s += attempt.busy_s
                 is_late = spent_s >= request.transfer_s or time.monotonic() >= request.deadline
                 is_last = num_retries == NUM_ATTEMPTS - 1 or is_late or cancellation.is_set()
                 if is_last or error.reason not in RETRIED_FAILURES:
                     error.first_token = reception.first_token
-                    error.measured = attempt.measured
                     raise
                 self._peers.forget((request.host, request.port))
                 num_retries += 1
@@ -119,6 +129,7 @@ class TcpPuller:
     ) -> PullResult:
         """Confirm to the peer, keep the connections, and sum up."""
         now_s = time.monotonic()
+        attempt.report_rest()
         attempt.confirm(Limits(deadline=now_s + RELEASE_S, silence_s=RELEASE_S))
         measured = attempt.measured
         transfer_s = now_s - started_s
@@ -143,8 +154,15 @@ class _Attempt:
     """All streams of one try, with one fate."""
 
     def __init__(
-        self, reception: Reception, cancellation: Cancellation, peers: PeerBook, limits: StreamLimits
+        self,
+        reception: Reception,
+        cancellation: Cancellation,
+        peers: PeerBook,
+        limits: StreamLimits,
+        on_measured: Callable[[Measured], object],
     ) -> None:
+        self._on_measured = on_measured
+        self._reported = Measured("", "", 0, 0.0)
         self._reception = reception
         self._peers = peers
         self._limits = limits
@@ -167,10 +185,24 @@ class _Attempt:
             return Measured("", "", 0, 0.0)
         return Measured(connection.pod, connection.node, num_bytes, self.busy_s)
 
+    def report_rest(self) -> None:
+        """Report what has come since the last window."""
+        self._report(0, 0.0)
+
+    def _report(self, least_bytes: int = WINDOW_BYTES, least_s: float = WINDOW_S) -> None:
+        with self._lock:
+            now, before = self.measured, self._reported
+            num_bytes, busy_s = now.num_bytes - before.num_bytes, now.busy_s - before.busy_s
+            if num_bytes < least_bytes or busy_s < least_s:
+                return
+            self._reported = now
+        self._on_measured(replace(now, num_bytes=num_bytes, busy_s=busy_s))
+
     def run(self, threads: ThreadPoolExecutor, max_streams: int) -> Final:
         """Run the streams; on return or raise none of them runs any more."""
         self.streams = [
-            PullStream(self._reception, pull, self._peers, self._limits) for pull in self._plan(max_streams)
+            PullStream(self._reception, pull, self._peers, self._limits, on_progress=self._report)
+            for pull in self._plan(max_streams)
         ]
         others = [threads.submit(self._run_stream, stream) for stream in self.streams[1:]]
         try:

@@ -7,6 +7,7 @@ pull's other streams.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from phasesplit_worker.transfer.cancellation import Cancellation
@@ -41,7 +42,16 @@ class StreamLimits:
 class PullStream:
     """Runs one stream. Used by one thread; its figures are read when that has ended."""
 
-    def __init__(self, reception: Reception, pull: Pull, peers: PeerBook, limits: StreamLimits) -> None:
+    def __init__(
+        self,
+        reception: Reception,
+        pull: Pull,
+        peers: PeerBook,
+        limits: StreamLimits,
+        on_progress: Callable[[], None],
+    ) -> None:
+        """`on_progress` is called after each frame of blocks."""
+        self._on_progress = on_progress
         self._reception = reception
         self._pull = pull
         self._peers = peers
@@ -128,6 +138,7 @@ class PullStream:
             self._reception.verify(start, views, message.checksums)
             self._count(time.monotonic())
             self._progress_s = self._counted_until_s
+            self._on_progress()
             start = end
 
     def _receive_payload(self, channel: Channel, views: list[memoryview]) -> None:
