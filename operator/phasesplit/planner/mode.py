@@ -167,7 +167,7 @@ def _auto_colocated(situation: Situation) -> Choice:
             memory,
         )
     if given.trial is TrialPolicy.ALWAYS:
-        return wait_for_trial(given, memory) or begin_trial(given, memory, gain)
+        return wait_for_trial(given, memory) or begin_trial(situation, memory, gain)
     memory = replace(memory, cause=None, cause_gone_since_s=None)
     return Choice(ServedMode.SPLIT, Reason.SPLIT_PAYS, gain, memory)
 
@@ -194,6 +194,7 @@ def _finish(situation: Situation, choice: Choice) -> ModeDecision:
         since_s=since_s,
         changed=changed,
         serving=choice.serving,
+        halves=choice.halves,
         colocated_allowed=not (given.wanted is Mode.SPLIT and given.fallback is Fallback.NEVER),
         link=situation.link,
         beneficial=beneficial,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers_planner import auto_object, pools
+from helpers_planner import auto_object, pools, workers
 from helpers_traffic import served
 from phasesplit.api.conditions import Reason
 from phasesplit.api.routing import ServedMode
@@ -15,13 +15,14 @@ from phasesplit.planner.mode_types import ModeDecision, ModeInput
 from phasesplit.planner.traffic import ServedRequest
 
 TICK_S = 5.0
+IN_TURN = workers(prefill=1, decode=2)  # too few for both modes at once
 
 
 class History:
     """An object under steady requests, of which a share meets its targets in each mode."""
 
     def __init__(self, split_share: float, colocated_share: float, **changes: object) -> None:
-        self.given: ModeInput = auto_object(trial=TrialPolicy.ALWAYS, **changes)
+        self.given: ModeInput = auto_object(trial=TrialPolicy.ALWAYS, workers=IN_TURN, **changes)
         self.shares = {ServedMode.SPLIT: split_share, ServedMode.COLOCATED: colocated_share}
         self.requests: list[ServedRequest] = []
         self.decisions: list[ModeDecision] = []
