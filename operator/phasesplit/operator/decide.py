@@ -67,7 +67,8 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
     facts = Facts(plan, classes, loads, links, workers, nodes, kv_bytes, busy=bool(memory.flowing))
     mode_input = build_mode_input(given, memory, facts)
     mode = decide_mode(mode_input)
-    memory.mode = mode.memory
+    if not spec.paused:  # what is decided meanwhile is not served: a trial must not count on it
+        memory.mode = mode.memory
     scaling = scale_within_room(
         placer,
         given.snapshot.model.key,

@@ -48,3 +48,12 @@ def test_a_trial_draws_requests_in_the_table_until_the_split_is_confirmed() -> N
     assert decisions.table.mode is ServedMode.SPLIT
     assert decisions.table.trial is None
     assert "confirmed" in decisions.mode.message
+
+
+def test_a_paused_object_is_not_tried() -> None:
+    busy = BusyObject(8)
+    busy.tick()
+    busy.spec = busy.spec.model_copy(update={"paused": True})
+    busy.now_s += busy.spec.adoption.dwell_seconds
+    assert busy.tick().mode.reason is Reason.TRIAL  # what would be done
+    assert not busy.memory.in_trial

@@ -52,6 +52,7 @@ def test_a_split_that_pays_is_tried_confirmed_and_kept() -> None:
     history = History(0.95, 0.4)
     first = history.tick()
     assert (first.mode, first.reason) == (ServedMode.COLOCATED, Reason.TRIAL)
+    assert (first.beneficial, first.beneficial_reason) == ("Unknown", Reason.TRIAL)
     kept = history.until(Reason.SPLIT_PAYS)
     assert kept.mode is ServedMode.SPLIT
     assert "confirmed" in kept.message
@@ -69,6 +70,7 @@ def test_a_split_that_does_not_pay_is_left_and_tried_again_ever_more_rarely() ->
         failed = history.decisions[-1]
         assert failed.mode is ServedMode.COLOCATED
         assert "stopped" in failed.message
+        assert (failed.beneficial, failed.beneficial_reason) == ("False", Reason.TRIAL_FAILED)
         at_s = history.given.now_s
         history.until(Reason.TRIAL, 4000)
         waits.append(history.given.now_s - at_s)
