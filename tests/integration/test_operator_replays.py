@@ -141,3 +141,11 @@ async def test_a_job_that_is_no_job_is_one_sentence() -> None:
     assert (process.returncode, out) == (2, b"")
     assert err.count(b"\n") == 1
     assert b"Traceback" not in err
+
+
+async def test_a_replay_needs_no_more_than_the_planner() -> None:
+    heavy = "{'kopf', 'kubernetes', 'aiohttp', 'torch', 'numpy', 'prometheus_client'}"
+    check = f"import sys, phasesplit.planner.replay_program; sys.exit(len({heavy} & set(sys.modules)))"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", check)
+    async with asyncio.timeout(60):
+        assert await process.wait() == 0

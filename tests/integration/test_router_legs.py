@@ -7,6 +7,8 @@ import pytest
 
 from helpers_fake_worker import ADMIN_TOKEN, expected_text
 from helpers_router import RouterProcess, colocated_table, running_site, split_table, wait_until
+from phasesplit.api.names import PATH_ROUTER_TRACE
+from phasesplit.api.traces import TraceBatch
 
 pytestmark = pytest.mark.integration
 QUESTION = "What is a phase?"
@@ -40,6 +42,33 @@ async def test_split_chat_is_made_of_two_legs() -> None:
         assert trace.decode is not None
         assert trace.decode.kv_transport == "TCP"
         assert trace.text is None
+
+
+async def test_a_trial_serves_both_modes_at_once_and_tells_which() -> None:
+    roles = {
+        "obj-prefill-0": "prefill",
+        "obj-decode-0": "decode",
+        "obj-prefill-1": "colocated",
+        "obj-decode-1": "colocated",
+    }
+    table = colocated_table(roles=roles, trial={"id": "t1", "split_share": 0.5})
+    async with running_site(2, 2, table) as site:
+        router = site.router
+        seen = [await router.stream(router.chat_body(QUESTION)) for _ in range(16)]
+        assert all(item.text == ANSWER for item in seen)
+        pairs = [item.headers["x-phasesplit-pair"] for item in seen]
+        assert pairs.count("obj-prefill-0,obj-decode-0") == 8
+        assert {pair for pair in pairs if "," not in pair} <= {"obj-prefill-1", "obj-decode-1"}
+        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+        async with router.session.get(router.url + PATH_ROUTER_TRACE, headers=headers) as response:
+            rows = TraceBatch.model_validate_json(await response.read())
+        assert len(rows.drawn) == 16
+        assert rows.drawn == rows.split
+        # A trial that is over binds nobody.
+        router.route(colocated_table(2), site.workers)
+        await router.wait_version(2)
+        later = await router.stream(router.chat_body(QUESTION))
+        assert "," not in later.headers["x-phasesplit-pair"]
 
 
 async def test_whole_answer_equals_stream() -> None:

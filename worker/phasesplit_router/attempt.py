@@ -19,6 +19,7 @@ from phasesplit.api import names
 from phasesplit.api.legs import PREFILL_ACCEPTED, InternalParams, KVTransferParams, PrefillAccepted
 from phasesplit_router.answers import Answer
 from phasesplit_router.errors import LegError, LegLostError, LegRejectedError
+from phasesplit_router.halves import Halves
 from phasesplit_router.legs import Event, Leg
 from phasesplit_router.predict import TextLength
 from phasesplit_router.quarantine import Quarantine
@@ -61,6 +62,7 @@ class Services:
     quarantine: Quarantine
     lengths: TextLength
     retries: RetryBudget
+    halves: Halves
     observer: Observer
     open_leg: LegOpener
     cancel: Callable[[Worker, str], None]  # tell a worker, in the background, to drop a leg

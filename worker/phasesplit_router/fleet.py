@@ -5,7 +5,7 @@ whether there is room. Knows no clock and no network.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from phasesplit.api.names import Role
@@ -101,6 +101,7 @@ class Demand:
     is_replay: bool = False
     fingerprint: str | None = None  # of the worker that made the tokens sent so far
     avoid: frozenset[str] = frozenset()  # pods that have just failed this request
+    mode: ServedMode | None = None  # drawn in a trial that serves both; None: the table's
 
     @property
     def kv_tokens(self) -> int:
@@ -119,3 +120,11 @@ class Fleet:
     links: Mapping[tuple[str, str], float] = field(default_factory=dict)  # nodes -> bytes/s
     quarantined: frozenset[tuple[str, str]] = frozenset()
     transfer_deadline_s: float | None = None
+
+    def serving(self, mode: ServedMode | None) -> "Fleet":
+        """The part that serves a mode in a trial of both, or all of it."""
+        if mode is None:
+            return self
+        roles = {Role.COLOCATED} if mode is ServedMode.COLOCATED else {Role.PREFILL, Role.DECODE}
+        own = tuple(worker for worker in self.workers if worker.role in roles)
+        return replace(self, mode=mode, workers=own or self.workers)

@@ -67,6 +67,7 @@ class Flow:
             is_replay=sent > 0,
             fingerprint=self._progress.fingerprint,
             avoid=frozenset(self._avoid),
+            mode=self._services.halves.mode(self._progress.record.drawn),
         )
 
     async def _place(self) -> Placement:

@@ -208,18 +208,21 @@ class Queues:
         self._pump_scheduled = False
         now_s = time.monotonic()
         granted: list[Waiting] = []
-        blocked: Phase | None = None
+        blocked: dict[ServedMode | None, Phase] = {}  # by mode, which is one but for a trial of both
         fleet: Fleet | None = None
         for waiting in self._waiting:
-            if waiting.future.done():
+            mode = waiting.demand.mode
+            if None in blocked:
+                break
+            if waiting.future.done() or mode in blocked:
                 continue
             fleet = fleet or self.fleet(now_s)
-            decision = choose(waiting.demand, fleet)
+            decision = choose(waiting.demand, fleet.serving(mode))
             if isinstance(decision, Blocked):
                 waiting.unavailable_since_s = None
                 waiting.enter(decision.phase, now_s)
-                blocked = decision.phase
-                break
+                blocked[mode] = decision.phase
+                continue
             if isinstance(decision, Unavailable):
                 waiting.unavailable_since_s = waiting.unavailable_since_s or now_s
                 continue
@@ -227,10 +230,11 @@ class Queues:
             waiting.future.set_result(self._placement(waiting.demand, decision))
             granted.append(waiting)
             fleet = None  # there is less room now
-        if blocked is not None:
+        if blocked:
             for waiting in self._waiting:
-                if not waiting.future.done() and waiting.phase is not blocked:
-                    waiting.enter(blocked, now_s)
+                phase = blocked.get(None) or blocked.get(waiting.demand.mode)
+                if phase is not None and not waiting.future.done() and waiting.phase is not phase:
+                    waiting.enter(phase, now_s)
         for waiting in granted:
             self._waiting.remove(waiting)
 
@@ -248,10 +252,14 @@ class Queues:
 
     def outlook(self, demand: Demand, now_s: float) -> Outlook:
         """What a request arriving now has to expect, for admission."""
-        ahead = [item.demand for item in self._waiting if item.demand.priority >= demand.priority]
+        ahead = [
+            item.demand
+            for item in self._waiting
+            if item.demand.priority >= demand.priority and item.demand.mode is demand.mode
+        ]
         return forecast(
             demand,
-            self.fleet(now_s),
+            self.fleet(now_s).serving(demand.mode),
             ahead,
             decode_hold_s=self.decode_seconds,
             num_queued=len(self._waiting),

@@ -33,6 +33,7 @@ class Record:
     cached_tokens: int = 0
     num_tokens: int = 0
     mode: ServedMode = ServedMode.COLOCATED
+    drawn: tuple[str, ServedMode] | None = None  # trial, and the mode to be tried in
     first_sent_s: float | None = None
     second_sent_s: float | None = None
     last_sent_s: float | None = None

@@ -12,6 +12,7 @@ from phasesplit_http.errors import ApiError
 from phasesplit_router import admission
 from phasesplit_router.attempt import Services
 from phasesplit_router.fleet import Demand
+from phasesplit_router.halves import Halves
 from phasesplit_router.legs import Leg, Patience
 from phasesplit_router.metrics import Metrics
 from phasesplit_router.monitor import Monitor
@@ -61,6 +62,7 @@ class Router:
             quarantine=self.quarantine,
             lengths=TextLength(),
             retries=RetryBudget(),
+            halves=Halves(self.draw, lambda: self.book.table),
             observer=self,
             open_leg=self._open_leg,
             cancel=self.monitor.cancel_leg,

@@ -149,6 +149,8 @@ class RouterServer:
 
         sink = StreamSink(request, headers) if client.stream else None
         flow = Flow(router.services, Progress(client, record, answer, sink))
+        prompt_tokens = router.services.lengths.prompt_tokens(client.prompt_bytes)
+        record.drawn = router.services.halves.assign(client.latency_class.name, prompt_tokens)
         demand = flow.demand()
         record.expected_prompt_tokens = demand.prompt_tokens
         record.expected_output_tokens = router.services.lengths.usual_output_tokens(client.max_tokens)

@@ -20,6 +20,7 @@ class _Row(NamedTuple):
     slo_class: str
     split: bool
     attained: bool
+    drawn: bool | None
     outcome: TraceOutcome
     prompt_tokens: int
     cached_tokens: int
@@ -51,6 +52,7 @@ class TraceRing:
                 slo_class=record.latency_class.name,
                 split=record.mode is ServedMode.SPLIT,
                 attained=record.is_attained,
+                drawn=None if record.drawn is None else record.drawn[1] is ServedMode.SPLIT,
                 outcome=outcome,
                 prompt_tokens=min(max(prompt, 0), MAX_TOKENS),
                 cached_tokens=min(max(record.cached_tokens, 0), MAX_TOKENS),
@@ -80,6 +82,7 @@ class TraceRing:
             class_index=tuple(index[row.slo_class] for row in rows),
             split=tuple(row.split for row in rows),
             attained=tuple(row.attained for row in rows),
+            drawn=tuple(row.drawn for row in rows),
             outcome=tuple(row.outcome for row in rows),
             prompt_tokens=tuple(row.prompt_tokens for row in rows),
             cached_tokens=tuple(row.cached_tokens for row in rows),

@@ -51,6 +51,13 @@ class LinkEstimate(_Message):
     bytes_per_s: Annotated[float, Field(gt=0)]
 
 
+class TrialTable(_Message):
+    """Both modes at once, each on workers of its own: routers draw which one a request is tried in."""
+
+    id: str  # another one begins the draw anew
+    split_share: Annotated[float, Field(gt=0, lt=1)] = 0.5  # of the requests, as of the workers
+
+
 class RoutingTable(_Message):
     """Everything a router needs to know beyond the endpoints themselves."""
 
@@ -72,6 +79,7 @@ class RoutingTable(_Message):
     colocated_max_batched_tokens: int | None = None
     transfer_deadline_s: float | None = None
     links: tuple[LinkEstimate, ...] = ()
+    trial: TrialTable | None = None  # `roles` then name workers of both modes
 
     def role_of(self, pod: str, pool: Pool) -> Role:
         """Role of a pod: its own entry, else its pool's default, else colocated."""

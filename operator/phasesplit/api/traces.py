@@ -45,6 +45,8 @@ class TraceBatch(BaseModel):
     class_index: tuple[Annotated[int, Field(ge=0, lt=MAX_ROWS)], ...] = _Rows  # in `classes`
     split: tuple[bool, ...] = _Rows  # served by a pair
     attained: tuple[bool, ...] = _Rows
+    # In a trial that serves both modes at once: drawn for the split, or not. Empty from an older router.
+    drawn: tuple[bool | None, ...] = _Rows
     outcome: tuple[TraceOutcome, ...] = _Rows
     # Of a request that did not finish, lengths are what the router expected.
     prompt_tokens: tuple[_Tokens, ...] = _Rows
@@ -55,7 +57,7 @@ class TraceBatch(BaseModel):
 
     @model_validator(mode="after")
     def _is_rectangular(self) -> "TraceBatch":
-        lengths = {len(column) for column in self._columns()}
+        lengths = {len(column) for column in self._columns()} | ({len(self.drawn)} if self.drawn else set())
         if len(lengths) != 1:
             raise ValueError(f"columns of {sorted(lengths)} rows; all must be as long as arrival_s")
         if any(index >= len(self.classes) for index in self.class_index):

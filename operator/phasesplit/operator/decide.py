@@ -10,7 +10,7 @@ from statistics import median
 from phasesplit.api import names
 from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
-from phasesplit.api.routing import LatencyClass, RoutingTable
+from phasesplit.api.routing import LatencyClass, RoutingTable, TrialTable
 from phasesplit.api.v1alpha1 import Binding, Mode
 from phasesplit.operator import metrics, table
 from phasesplit.operator.facts import (
@@ -67,7 +67,8 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
     facts = Facts(plan, classes, loads, links, workers, nodes, kv_bytes, busy=bool(memory.flowing))
     mode_input = build_mode_input(given, memory, facts)
     mode = decide_mode(mode_input)
-    memory.mode = mode.memory
+    if not spec.paused:  # what is decided meanwhile is not served: a trial must not count on it
+        memory.mode = mode.memory
     scaling = scale_within_room(
         placer,
         given.snapshot.model.key,
@@ -197,6 +198,8 @@ def _table_content(
     live, spec = given.live_table, given.spec
     model = given.snapshot.model
     pools = {pod.name: pod.pool for pod in given.observation.rollout}
+    halves = mode.halves
+    roles = {**scaling.roles, **dict(halves.roles if halves is not None else ())}
     reports = given.observation.reports.values()
     lengths = [report.model.max_model_length for report in reports if report.model is not None]
     longest = spec.model.max_model_length or (
@@ -213,7 +216,8 @@ def _table_content(
         mode=mode.mode,
         reason=reason,  # with fallback Never it also means: the split cannot serve now, answer 503
         colocated_allowed=mode.colocated_allowed,
-        roles=table.exceptional_roles(scaling.roles, pools, mode.mode),
+        roles=table.exceptional_roles(roles, pools, mode.mode),
+        trial=TrialTable(id=halves.id, split_share=halves.split_share) if halves else None,
         default_roles=dict(table.default_roles(mode.mode)),
         classes=facts.classes,
         max_model_length=longest,

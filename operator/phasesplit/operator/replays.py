@@ -23,7 +23,7 @@ from phasesplit.planner.traffic import MIN_REQUESTS
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "phasesplit.planner.replay_program")
+COMMAND = (sys.executable, "-P", "-m", "phasesplit.planner.replay_program")
 DEADLINE_S = 30.0
 _END_S = 5.0
 _LOOK_EVERY_S = 10.0

@@ -104,7 +104,9 @@ def _served_before(old: Manifest) -> ServedMode | None:
 def _decision_since(given: StatusInput, old: Manifest) -> str:
     """Since when this mode has been decided for: the planner's time, kept as it was written."""
     before = old.get("decision") or {}
-    if before.get("mode") == given.mode.mode and before.get("since") and not given.mode.changed:
+    # A paused object is not switched: the same decision is made again and again.
+    again = given.spec.paused or not given.mode.changed
+    if before.get("mode") == given.mode.mode and before.get("since") and again:
         return str(before["since"])
     return to_rfc3339(given.mode.since_s)
 

@@ -52,6 +52,7 @@ class TrafficBook:
                     cached_tokens=batch.cached_tokens[row],
                     output_tokens=batch.output_tokens[row],
                     e2e_s=batch.e2e_s[row],
+                    drawn=batch.drawn[row] if batch.drawn else None,
                 )
             )
         if batch.arrival_s:

@@ -167,7 +167,7 @@ def _auto_colocated(situation: Situation) -> Choice:
             memory,
         )
     if given.trial is TrialPolicy.ALWAYS:
-        return wait_for_trial(given, memory) or begin_trial(given, memory, gain)
+        return wait_for_trial(given, memory) or begin_trial(situation, memory, gain)
     memory = replace(memory, cause=None, cause_gone_since_s=None)
     return Choice(ServedMode.SPLIT, Reason.SPLIT_PAYS, gain, memory)
 
@@ -181,7 +181,7 @@ def _finish(situation: Situation, choice: Choice) -> ModeDecision:
     if changed and choice.mode is ServedMode.COLOCATED and choice.cause is not None:
         recent = [at for at in memory.fallbacks_at_s if given.now_s - at < 2 * MAX_DWELL_S]
         memory = replace(memory, fallbacks_at_s=(*recent[-15:], given.now_s), cause=choice.cause)
-    beneficial, reason, message = _beneficial(situation)
+    beneficial, reason, message = _beneficial(situation, memory)
     numbers = dict(situation.evidence.numbers()) if situation.evidence else {}
     if situation.link.need_bytes_per_s is not None:
         numbers["linkNeedBytesPerSecond"] = situation.link.need_bytes_per_s
@@ -194,6 +194,7 @@ def _finish(situation: Situation, choice: Choice) -> ModeDecision:
         since_s=since_s,
         changed=changed,
         serving=choice.serving,
+        halves=choice.halves,
         colocated_allowed=not (given.wanted is Mode.SPLIT and given.fallback is Fallback.NEVER),
         link=situation.link,
         beneficial=beneficial,
@@ -206,7 +207,7 @@ def _finish(situation: Situation, choice: Choice) -> ModeDecision:
     )
 
 
-def _beneficial(situation: Situation) -> tuple[ConditionStatus, Reason, str]:
+def _beneficial(situation: Situation, memory: ModeMemory) -> tuple[ConditionStatus, Reason, str]:
     """The condition `SplitBeneficial`: advice, whatever is served."""
     for check in (check_traffic, check_measured):
         finding = check(situation)
@@ -217,7 +218,18 @@ def _beneficial(situation: Situation) -> tuple[ConditionStatus, Reason, str]:
         return "Unknown", Reason.NOT_YET_MEASURED, "the modes cannot be compared yet"
     finding = first_finding(ADOPTION, situation)
     if finding is None:
-        return "True", Reason.SPLIT_PAYS, describe_gain(evidence, situation.given.minimum_gain_percent)
+        tried = _tried(memory) if situation.given.wanted is Mode.AUTO else None
+        gain = describe_gain(evidence, situation.given.minimum_gain_percent)
+        return tried or ("True", Reason.SPLIT_PAYS, gain)
     if evidence.loss_percent > 0 and finding.reason is Reason.GAIN_TOO_SMALL:
         return "False", Reason.COLOCATED_BETTER, finding.message
     return "False", finding.reason, finding.message
+
+
+def _tried(memory: ModeMemory) -> tuple[ConditionStatus, Reason, str] | None:
+    """What was measured weighs more than what is predicted."""
+    if memory.trial is not None:
+        return "Unknown", Reason.TRIAL, "the split is being tried on real requests"
+    if memory.trial_not_before_s is not None and memory.trial_failures:
+        return "False", Reason.TRIAL_FAILED, memory.trial_message
+    return None

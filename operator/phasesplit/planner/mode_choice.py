@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from phasesplit.api.conditions import Reason
 from phasesplit.api.routing import ServedMode
 from phasesplit.planner.mode_types import ModeMemory
+from phasesplit.planner.trial_halves import Halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,4 +17,5 @@ class Choice:
     message: str
     memory: ModeMemory
     serving: bool = True
+    halves: Halves | None = None
     cause: Reason | None = None  # set when a split is left

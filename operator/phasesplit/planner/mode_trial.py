@@ -4,10 +4,12 @@ from dataclasses import replace
 
 from phasesplit.api.conditions import Reason
 from phasesplit.api.routing import ServedMode
+from phasesplit.planner.mode_checks import Situation
 from phasesplit.planner.mode_choice import Choice
 from phasesplit.planner.mode_types import ModeInput, ModeMemory
 from phasesplit.planner.text import format_percent, format_seconds
 from phasesplit.planner.trial import BLOCK, MAX_BLOCKS, advance_trial, backoff_s, start_trial
+from phasesplit.planner.trial_halves import LOOK_EVERY, MIN_WORKERS, advance_halves, plan_halves
 from phasesplit.planner.trial_types import Part, Trial, TrialReading, TrialStep, TrialVerdict
 
 _ENDINGS = {
@@ -26,24 +28,35 @@ def wait_for_trial(given: ModeInput, memory: ModeMemory) -> Choice | None:
     return Choice(ServedMode.COLOCATED, Reason.TRIAL_FAILED, message, memory)
 
 
-def begin_trial(given: ModeInput, memory: ModeMemory, gain: str) -> Choice:
-    """The first window is colocated: it is what the split is measured against."""
+def begin_trial(situation: Situation, memory: ModeMemory, gain: str) -> Choice:
+    """Both modes at once where there are workers enough, else in turn, colocated first."""
+    given = situation.given
     rate_per_s = sum(load.arrival_rate_per_s for load in given.loads)
     trial = start_trial(given.now_s, rate_per_s, given.requests)
+    evidence = situation.evidence
+    share = evidence.prefill_workers / evidence.workers if evidence is not None else 0.5
+    halves = plan_halves(_trial_id(trial), given.workers, share)
+    trial = replace(trial, prefill_share=share if halves is not None else None)
     memory = replace(memory, trial=trial, trial_reading=None, cause=None, cause_gone_since_s=None)
-    message = f"{gain}; now tried on real requests, in windows of {format_seconds(trial.window_s)}"
-    return Choice(ServedMode.COLOCATED, Reason.TRIAL, message, memory)
+    how = "both modes at once" if halves else f"windows of {format_seconds(trial.window_s)}"
+    message = f"{gain}; now tried on real requests, in {how}"
+    return Choice(ServedMode.COLOCATED, Reason.TRIAL, message, memory, halves=halves)
 
 
 def go_on_with_trial(given: ModeInput, trial: Trial) -> Choice:
     """The window's mode, or what the trial has come to."""
-    step = advance_trial(trial, given.requests, given.now_s)
+    at_once = trial.prefill_share is not None
+    halves = plan_halves(_trial_id(trial), given.workers, trial.prefill_share or 0.5) if at_once else None
+    if at_once and halves is None:
+        return _too_few_workers(given)
+    step = (advance_halves if at_once else advance_trial)(trial, given.requests, given.now_s)
     memory = replace(given.memory, trial_reading=step.reading)
     if step.verdict is TrialVerdict.RUNNING:
         mode = ServedMode.SPLIT if step.split else ServedMode.COLOCATED
-        number = f"window {step.trial.index + 1} of at most {BLOCK * MAX_BLOCKS + 1}"
-        message = f"trial, {number}: {describe_reading(step.reading)}"
-        return Choice(mode, Reason.TRIAL, message, replace(memory, trial=step.trial))
+        most = (LOOK_EVERY if at_once else BLOCK) * MAX_BLOCKS + 1
+        kind = "both modes at once, period" if at_once else "window"
+        message = f"trial, {kind} {step.trial.index + 1} of at most {most}: {describe_reading(step.reading)}"
+        return Choice(mode, Reason.TRIAL, message, replace(memory, trial=step.trial), halves=halves)
     memory = replace(memory, trial=None)
     if step.verdict is TrialVerdict.CONFIRMED:
         memory = replace(memory, trial_failures=0, trial_not_before_s=None, trial_message="")
@@ -59,6 +72,19 @@ def describe_reading(reading: TrialReading) -> str:
         points = [100 * value for value in (reading.difference, reading.low, reading.high)]
         text += f", {points[0]:+.0f} points ({points[1]:+.0f} to {points[2]:+.0f} at 95 %)"
     return text
+
+
+def _trial_id(trial: Trial) -> str:
+    return f"{trial.started_s:.0f}"
+
+
+def _too_few_workers(given: ModeInput) -> Choice:
+    """A worker went away; nothing is wrong with the split."""
+    message = f"a trial of both modes at once ended because fewer than {MIN_WORKERS} workers are left"
+    memory = replace(
+        given.memory, trial=None, trial_message=message, trial_not_before_s=given.now_s + given.dwell_s
+    )
+    return Choice(ServedMode.COLOCATED, Reason.TRIAL_FAILED, message, memory)
 
 
 def _back(given: ModeInput, memory: ModeMemory, step: TrialStep) -> Choice:

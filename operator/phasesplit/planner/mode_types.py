@@ -10,6 +10,7 @@ from phasesplit.api.v1alpha1 import Fallback, Mode, TrialPolicy
 from phasesplit.planner.facts import LinkFacts, LoadFacts, StepProfile, WorkerFacts
 from phasesplit.planner.replay import ReplayOutcome
 from phasesplit.planner.traffic import ServedRequest
+from phasesplit.planner.trial_halves import Halves
 from phasesplit.planner.trial_types import Trial, TrialReading
 
 
@@ -127,6 +128,7 @@ class ModeDecision:
     beneficial_reason: Reason
     beneficial_message: str
     evidence: Mapping[str, float] = field(default_factory=dict)
+    halves: Halves | None = None  # a trial serves both modes at once
     replay: ReplayEvidence | None = None  # what the evidence is, if it is not the closed form
     checks: tuple[CheckResult, ...] = ()
     memory: ModeMemory = field(default_factory=ModeMemory)

@@ -28,6 +28,7 @@ class ServedRequest:
     cached_tokens: int
     output_tokens: int
     e2e_s: float | None
+    drawn: bool | None = None  # in a trial of both modes at once: drawn for the split?
 
 
 def replay_window(

@@ -65,7 +65,7 @@ def advance_trial(trial: Trial, requests: Sequence[ServedRequest], now_s: float)
         return TrialStep(TrialVerdict.STARVED, False, reading, trial)
     if windows and len(windows) % BLOCK == 0:
         reading = read_trial(windows)
-        verdict = _judge(reading, len(windows) // BLOCK)
+        verdict = judge(reading, len(windows) // BLOCK)
         if verdict is not TrialVerdict.RUNNING:
             return TrialStep(verdict, verdict is TrialVerdict.CONFIRMED, reading, trial)
     moved = replace(trial, index=trial.index + 1, window_started_s=now_s, windows=windows)
@@ -91,20 +91,26 @@ def backoff_s(failures: int, dwell_s: float) -> float:
     return float(min(LONGEST_BACKOFF_S, dwell_s * 2.0 ** min(failures, 20)))
 
 
-def _judge(reading: TrialReading, blocks: int) -> TrialVerdict:
+def judge(reading: TrialReading, looks: int) -> TrialVerdict:
+    """What a look at the finished windows says; after the last one a doubt is a no."""
     if reading.low > 0:
         return TrialVerdict.CONFIRMED
-    if reading.high <= 0 or blocks >= MAX_BLOCKS:
+    if reading.high <= 0 or looks >= MAX_BLOCKS:
         return TrialVerdict.REFUTED
     return TrialVerdict.RUNNING
 
 
+def drops_clearly(reading: TrialReading) -> bool:
+    """Do the 95 % intervals of the shares in target lie apart, the split's below?"""
+    if reading.split.counted < _MIN_STOP_REQUESTS or not reading.colocated.counted:
+        return False
+    return _wilson(reading.split)[1] < _wilson(reading.colocated)[0] - _CLEAR_DROP
+
+
 def _drops(trial: Trial, reading: TrialReading, current: Window, first: Window, now_s: float) -> bool:
     """Is the split clearly worse already, or do its answers fail to come?"""
-    if reading.split.counted >= _MIN_STOP_REQUESTS and reading.colocated.counted:
-        worst_colocated, best_split = _wilson(reading.colocated)[0], _wilson(reading.split)[1]
-        if best_split < worst_colocated - _CLEAR_DROP:
-            return True
+    if drops_clearly(reading):
+        return True
     served_s = now_s - trial.window_started_s - trial.skip_s
     length_s = trial.window_s - trial.skip_s
     expected = first.total.counted * served_s / length_s

@@ -45,6 +45,8 @@ class Trial:
     index: int = 0
     window_started_s: float = 0.0
     windows: tuple[Window, ...] = ()
+    # Of the split half, where both modes are served at once and windows come in pairs; None: in turn.
+    prefill_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers_planner import auto_object, pools
+from helpers_planner import auto_object, pools, workers
 from helpers_traffic import served
 from phasesplit.api.conditions import Reason
 from phasesplit.api.routing import ServedMode
@@ -15,13 +15,14 @@ from phasesplit.planner.mode_types import ModeDecision, ModeInput
 from phasesplit.planner.traffic import ServedRequest
 
 TICK_S = 5.0
+IN_TURN = workers(prefill=1, decode=2)  # too few for both modes at once
 
 
 class History:
     """An object under steady requests, of which a share meets its targets in each mode."""
 
     def __init__(self, split_share: float, colocated_share: float, **changes: object) -> None:
-        self.given: ModeInput = auto_object(trial=TrialPolicy.ALWAYS, **changes)
+        self.given: ModeInput = auto_object(trial=TrialPolicy.ALWAYS, workers=IN_TURN, **changes)
         self.shares = {ServedMode.SPLIT: split_share, ServedMode.COLOCATED: colocated_share}
         self.requests: list[ServedRequest] = []
         self.decisions: list[ModeDecision] = []
@@ -51,6 +52,7 @@ def test_a_split_that_pays_is_tried_confirmed_and_kept() -> None:
     history = History(0.95, 0.4)
     first = history.tick()
     assert (first.mode, first.reason) == (ServedMode.COLOCATED, Reason.TRIAL)
+    assert (first.beneficial, first.beneficial_reason) == ("Unknown", Reason.TRIAL)
     kept = history.until(Reason.SPLIT_PAYS)
     assert kept.mode is ServedMode.SPLIT
     assert "confirmed" in kept.message
@@ -68,6 +70,7 @@ def test_a_split_that_does_not_pay_is_left_and_tried_again_ever_more_rarely() ->
         failed = history.decisions[-1]
         assert failed.mode is ServedMode.COLOCATED
         assert "stopped" in failed.message
+        assert (failed.beneficial, failed.beneficial_reason) == ("False", Reason.TRIAL_FAILED)
         at_s = history.given.now_s
         history.until(Reason.TRIAL, 4000)
         waits.append(history.given.now_s - at_s)

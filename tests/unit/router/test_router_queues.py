@@ -3,13 +3,14 @@
 import asyncio
 import random
 import time
+from typing import Any
 
 import pytest
 
 from phasesplit.api.manifest import KVLayout
 from phasesplit.api.names import Pool, Role
 from phasesplit.api.reports import ModelFacts, StepProfile, WorkerReport, WorkerState
-from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
+from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode, TrialTable
 from phasesplit_http.errors import ApiError
 from phasesplit_router.fleet import Demand, Phase
 from phasesplit_router.quarantine import Quarantine
@@ -33,9 +34,18 @@ FACTS = ModelFacts(
 )
 
 
-def make(table: RoutingTable = TABLE, kv_blocks: int = 10_000, profile: StepProfile | None = None) -> Queues:
+def make(
+    table: RoutingTable = TABLE,
+    kv_blocks: int = 10_000,
+    profile: StepProfile | None = None,
+    more: tuple[str, ...] = (),
+) -> Queues:
     book = WorkerBook()
-    addresses = (Address("p", "n", Pool.PREFILL, "h"), Address("d", "n", Pool.DECODE, "h"))
+    addresses = (
+        Address("p", "n", Pool.PREFILL, "h"),
+        Address("d", "n", Pool.DECODE, "h"),
+        *(Address(pod, "n", Pool.PREFILL, "h") for pod in more),
+    )
     book.apply(Snapshot(table, addresses), time.monotonic())
     for pod, worker in book.workers.items():
         worker.take_report(
@@ -56,7 +66,12 @@ def make(table: RoutingTable = TABLE, kv_blocks: int = 10_000, profile: StepProf
     return Queues(book, Quarantine())
 
 
-def demand(name: str, latency_class: LatencyClass = LOW, prompt_tokens: int = 100) -> Demand:
+def demand(
+    name: str,
+    latency_class: LatencyClass = LOW,
+    prompt_tokens: int = 100,
+    mode: ServedMode | None = None,
+) -> Demand:
     return Demand(
         request_id=name,
         prompt_tokens=prompt_tokens,
@@ -64,6 +79,7 @@ def demand(name: str, latency_class: LatencyClass = LOW, prompt_tokens: int = 10
         ttft_s=latency_class.ttft_s,
         tpot_s=latency_class.tpot_s,
         priority=latency_class.priority,
+        mode=mode,
     )
 
 
@@ -78,7 +94,7 @@ class Order:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def add(
-        self, name: str, latency_class: LatencyClass, *, deadline_s: float = 0.0, **fields: int
+        self, name: str, latency_class: LatencyClass, *, deadline_s: float = 0.0, **fields: Any
     ) -> None:
         async def wait() -> None:
             placement, waits = await self.queues.place(
@@ -128,6 +144,29 @@ async def test_a_big_request_at_the_head_is_not_overtaken_by_small_ones() -> Non
     assert order.placed == ["running", "big", "small"]
     assert order.waits["big"][Phase.DECODE] >= 0.04
     assert order.waits["big"][Phase.PREFILL] < 0.04
+
+
+async def test_in_a_trial_of_both_modes_one_that_waits_does_not_stop_the_other() -> None:
+    roles = {"p": Role.PREFILL, "d": Role.DECODE, "p2": Role.COLOCATED}
+    table = RoutingTable(roles=roles, classes=(HIGH, LOW), trial=TrialTable(id="t"))
+    queues = make(table, more=("p2",))
+    order = Order(queues)
+    for number in range(8):
+        await order.add(f"split{number}", LOW, mode=ServedMode.SPLIT)
+    assert len(queues) == 4
+    for number in range(4):
+        await order.add(f"colocated{number}", LOW, mode=ServedMode.COLOCATED)
+    assert len(queues) == 4
+    served_by = {name: order.placements[name].pods for name in order.placed}
+    assert {pods for name, pods in served_by.items() if "colocated" in name} == {"p2"}
+    assert {pods for name, pods in served_by.items() if "split" in name} == {"p,d"}
+    order.placements["split0"].first_token()
+    await asyncio.sleep(0.01)
+    assert order.placed[-1] == "split4"
+    outlooks = [queues.outlook(demand("new", mode=mode), time.monotonic()).num_queued for mode in ServedMode]
+    assert outlooks == [3, 3]
+    for task in order.tasks.values():
+        task.cancel()
 
 
 async def test_no_worker_is_a_503_after_patience() -> None:
