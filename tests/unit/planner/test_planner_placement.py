@@ -1,15 +1,14 @@
 """Placement: named clusters, what holds for every plan, and quality over exact optima."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean, median, quantiles
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers_placement import GPU, POD, make_node, make_request, planned_cost, random_request
+from helpers_placement import GPU, POD, make_node, make_request, random_request
+from helpers_placement_optima import read_optima
 from helpers_planner import PATIENT
 from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
@@ -26,7 +25,8 @@ from phasesplit.planner.placement_types import (
     Toleration,
 )
 
-GOLDEN = Path(__file__).parent / "golden" / "placement_optima.json"
+# Of the golden optima, which are tried here; `make bench-placement` tries all.
+EVERY_SO_MANY = 25
 
 
 def cluster(*cliques: str, gpus: int = 1) -> tuple[NodeFacts, ...]:
@@ -337,12 +337,14 @@ def test_every_prefix_of_the_ordinals_is_good() -> None:
     assert quantiles(ratios, n=10)[-1] < 1.5
 
 
+# What single moves and exchanges alone leave 5 to 14 % above the optimum.
+HARD_SEEDS = (706, 628, 542, 44, 362, 389, 489, 90)
+
+
 def test_quality_over_exact_optima() -> None:
-    golden = json.loads(GOLDEN.read_text())
-    gaps = [
-        planned_cost(random_request(item["seed"], item["max_nodes"])) / item["optimum"] - 1 for item in golden
-    ]
-    assert len(gaps) >= 100
+    optima = read_optima()
+    hard = [optimum for optimum in optima if optimum.seed in HARD_SEEDS]
+    gaps = [optimum.excess() for optimum in (*optima[::EVERY_SO_MANY], *hard)]
     assert min(gaps) > -1e-6
     assert mean(gaps) <= 0.01
     assert max(gaps) <= 0.05
