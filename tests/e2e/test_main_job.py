@@ -1,11 +1,13 @@
 """The main job on a real cluster, by the very steps that `make demo` shows."""
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from demo import steps
@@ -15,7 +17,10 @@ from demo.subject import Subject
 from demo.target import PortForward, choose_target, wait_for
 from soak.__main__ import Progress, run
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
+
+# How long nothing may be written at rest; `REST_S=600 make test-cluster` for the whole ten minutes.
+REST_S = float(os.environ.get("REST_S", "60"))
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,22 @@ def subject() -> Iterator[Subject]:
 def forward(subject: Subject) -> Iterator[PortForward]:
     with PortForward(subject.kubectl, subject.namespace, f"{subject.name}-router", 80) as opened:
         yield opened
+
+
+def test_at_rest_nothing_is_written(subject) -> None:
+    """Mutating requests of everything we install, but for renewing the Lease."""
+    subject.wait_ready(300)
+    subject.wait_mode("Split", 300)
+    audit = subject.target.testbed.audit
+
+    def written(seconds: float) -> list[str]:
+        mark = audit.mark()
+        time.sleep(seconds)
+        events = audit.events(mark, user="system:serviceaccount:")
+        return [str(event) for event in events if event.is_mutating and not event.is_lease]
+
+    wait_for("the end of what was started before", lambda: not written(20), 400)
+    assert written(REST_S) == []
 
 
 def test_answers_are_made_by_prefill_on_one_pod_and_decode_on_another(subject, forward) -> None:
@@ -83,6 +104,33 @@ def test_a_switch_of_the_mode_reaches_all_traffic_within_3_s_and_loses_nothing(s
 
 def test_a_killed_decode_pod_leaves_no_gap_in_the_stream(subject, forward) -> None:
     steps.kill_decode(subject, forward)
+
+
+def test_without_fallback_a_slow_link_is_an_error_that_names_it(subject, forward) -> None:
+    testbed, chat = subject.target.testbed, Chat(forward.url, subject.model)
+    subject.apply(fallback="Never")
+    try:
+        subject.wait_mode("Split", 180)
+        for node in testbed.spec.nodes:
+            testbed.shape(node.name, "15mbit")
+
+        def refused() -> str | None:
+            try:
+                chat.ask("short", SHORT_QUESTION, 4)
+            except openai.InternalServerError as error:
+                assert error.status_code == 503
+                return str(error)
+            return None
+
+        assert "LinkDegraded" in wait_for("a refusal", refused, 90)
+        assert subject.status()["mode"] != "Colocated"
+        for node in testbed.spec.nodes:
+            testbed.shape(node.name, None)
+        wait_for("an answer once the link is well", lambda: refused() is None, 180)
+    finally:
+        for node in testbed.spec.nodes:
+            testbed.shape(node.name, None)
+        subject.apply()
 
 
 def test_rising_load_leads_to_a_decision_that_is_carried_out(subject, forward) -> None:

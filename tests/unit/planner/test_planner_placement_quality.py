@@ -1,8 +1,6 @@
 """Placement: what holds for every plan, and quality over exact optima."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean, median, quantiles
 
 from hypothesis import given, settings
@@ -14,10 +12,10 @@ from helpers_placement import (
     change_pool,
     make_node,
     make_request,
-    planned_cost,
     random_request,
     used,
 )
+from helpers_placement_optima import read_optima
 from helpers_planner import PATIENT
 from phasesplit.api.names import Pool
 from phasesplit.planner.facts import Resources
@@ -26,7 +24,8 @@ from phasesplit.planner.placement_types import (
     PlacementRequest,
 )
 
-GOLDEN = Path(__file__).parent / "golden" / "placement_optima.json"
+# Of the golden optima, which are tried here; `make bench-placement` tries all.
+EVERY_SO_MANY = 25
 
 
 requests = st.integers(0, 100_000).map(lambda seed: random_request(seed, 12))
@@ -111,12 +110,14 @@ def test_every_prefix_of_the_ordinals_is_good() -> None:
     assert quantiles(ratios, n=10)[-1] < 1.5
 
 
+# What single moves and exchanges alone leave 5 to 14 % above the optimum.
+HARD_SEEDS = (706, 628, 542, 44, 362, 389, 489, 90)
+
+
 def test_quality_over_exact_optima() -> None:
-    golden = json.loads(GOLDEN.read_text())
-    gaps = [
-        planned_cost(random_request(item["seed"], item["max_nodes"])) / item["optimum"] - 1 for item in golden
-    ]
-    assert len(gaps) >= 100
+    optima = read_optima()
+    hard = [optimum for optimum in optima if optimum.seed in HARD_SEEDS]
+    gaps = [optimum.excess() for optimum in (*optima[::EVERY_SO_MANY], *hard)]
     assert min(gaps) > -1e-6
     assert mean(gaps) <= 0.01
     assert max(gaps) <= 0.05
