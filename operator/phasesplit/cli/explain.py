@@ -75,6 +75,8 @@ def _print(answer: dict[str, Any], state: dict[str, Any]) -> None:
     if answer["evidence"]:
         console.print(f"  {evidence_source(answer['evidence'])}")
         console.print(_facts_table(answer["evidence"]))
+    if answer["trial"]:
+        console.print(f"  {trial_sentence(answer['trial'])}")
     _print_list("What would turn it", [flip["message"] for flip in answer["whatWouldTurnIt"]])
     console.print(
         f"\n[bold]Why these nodes[/bold]\n  {answer['whyTheseNodes'].get('message', 'nothing placed yet')}"
@@ -114,6 +116,21 @@ def evidence_source(evidence: dict[str, Any]) -> str:
         problem = f" ({evidence['problem']})" if evidence.get("problem") else ""
         return f"Both ways are predicted by a formula until enough requests can be replayed{problem}."
     return "Both ways cannot be compared yet."
+
+
+def trial_sentence(trial: dict[str, Any]) -> str:
+    """What was measured on real requests."""
+    state = "A trial on real requests is running" if trial.get("running") else "The last trial"
+    parts = [
+        f"{name} {arm.get('attained', 0)} of {arm.get('requests', 0)} in target"
+        for name, arm in (("split", trial.get("split")), ("colocated", trial.get("colocated")))
+        if arm
+    ]
+    text = f"{state}: {', '.join(parts) or 'nothing counted yet'}."
+    if trial.get("failures"):
+        text += f" {trial['failures']} in a row did not confirm the split;"
+        text += f" next after {trial.get('notBefore', '?')}."
+    return text
 
 
 def _print_list(title: str, lines: list[str]) -> None:

@@ -35,7 +35,7 @@ def build_evidence(decision: ModeDecision, news: ReplayNews, now_s: float) -> Ev
     """The numbers, the list, and what would turn the answer; None while nothing is known."""
     numbers, replay = decision.evidence, decision.replay
     trial = _trial(decision.memory)
-    if not numbers and trial is None:
+    if not numbers and not decision.checks and trial is None:
         return None
     requests = numbers.get("requests")
     source = EvidenceSource.REPLAY if replay is not None else EvidenceSource.CLOSED_FORM

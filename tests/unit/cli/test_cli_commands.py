@@ -12,7 +12,7 @@ from rich.console import Console
 from phasesplit.api.legs import LegReport
 from phasesplit.api.reports import KVTrace
 from phasesplit.api.routing import ServedMode
-from phasesplit.cli.explain import checks_table, evidence_source, explanation
+from phasesplit.cli.explain import checks_table, evidence_source, explanation, trial_sentence
 from phasesplit.cli.kv import trace_table
 from phasesplit.cli.output import bytes_text, milliseconds, rate_text
 from phasesplit.cli.status import conditions_table, pools_table
@@ -153,6 +153,9 @@ def test_evidence_list_and_flips_are_answers_of_their_own() -> None:
     assert "flips" not in answer["evidence"]
     assert "812 requests" in evidence_source(answer["evidence"])
     assert "formula" in evidence_source({"source": "ClosedForm"})
+    arms = {"split": {"requests": 40, "attained": 30}, "colocated": {"requests": 50}}
+    assert "split 30 of 40 in target, colocated 0 of 50" in trial_sentence({"running": True, **arms})
+    assert "2 in a row" in trial_sentence({"failures": 2, "notBefore": "2026-01-01T00:00:00Z"})
     text = rendered(checks_table(answer["checks"]))
     assert "yes" in text
     assert "1 %" in text

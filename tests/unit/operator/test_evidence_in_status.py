@@ -43,6 +43,13 @@ def test_a_replay_is_shown_with_its_interval_and_time() -> None:
     assert len(shown.checks) == 11
 
 
+def test_before_anything_is_known_the_list_is_shown() -> None:
+    shown = build_evidence(decide_mode(auto_object(loads=(), profiles={}, links=())), ReplayNews(), 0.0)
+    assert shown is not None
+    assert (shown.source, shown.split) == (None, None)
+    assert not all(check.passed for check in shown.checks)
+
+
 def test_a_closed_form_is_shown_as_such_and_without_a_replays_flips() -> None:
     shown = build_evidence(decide_mode(GIVEN), ReplayNews((FLIP,), "a replay took over 30 s"), 0.0)
     assert shown is not None
