@@ -52,6 +52,7 @@ class LinkBook:
 
     _pairs: dict[Pair, list[Measurement]] = field(default_factory=dict)
     _settled: dict[Pair, float] = field(default_factory=dict)  # the last rate that was certain, bytes/s
+    _doubted_at_s: dict[Pair, float] = field(default_factory=dict)  # the last measurement that was in doubt
 
     def add(self, samples: Iterable[LinkSample], now_s: float) -> None:
         """Take in samples; one that a router reports again is known already."""
@@ -65,12 +66,16 @@ class LinkBook:
             known.append(Measurement(at_s, sample.bytes, sample.busy_s, sample.transport, sample.probe))
             known.sort(key=lambda item: item.at_s)
             del known[:-MAX_SAMPLES_PER_PAIR]
+            pair = (sample.from_node, sample.to_node)
+            if self.is_in_doubt(pair):
+                self._doubted_at_s[pair] = known[-1].at_s
 
     def forget_old(self, now_s: float) -> None:
         """Drop pairs that nobody has used for long."""
         for pair in [pair for pair, items in self._pairs.items() if items[-1].at_s < now_s - FORGET_S]:
             del self._pairs[pair]
             self._settled.pop(pair, None)
+            self._doubted_at_s.pop(pair, None)
 
     def facts(self, now_s: float) -> tuple[LinkFacts, ...]:
         """The current estimate of every known pair; `settled` when it rests on enough measurements."""
@@ -94,6 +99,14 @@ class LinkBook:
         if len(rates) >= MEASUREMENTS:
             return rates[0] < DOUBT_SHARE * max(rates)
         return before is None or rates[0] < DOUBT_SHARE * max(*rates, before)
+
+    def is_suspect(self, pair: Pair) -> bool:
+        """In doubt itself, or not measured since a link of one of its nodes came into doubt."""
+        items = self._pairs.get(pair)
+        known_at_s = items[-1].at_s if items else -math.inf
+        return self.is_in_doubt(pair) or any(
+            at_s > known_at_s for other, at_s in self._doubted_at_s.items() if set(other) & set(pair)
+        )
 
     def age_s(self, pair: Pair, now_s: float) -> float | None:
         """Age of a pair's newest measurement, None if there is none."""
@@ -146,7 +159,7 @@ def plan_probe(
         for puller in workers:
             pair = (source.node, puller.node)
             age_s = book.age_s(pair, now_s)
-            doubt = book.is_in_doubt(pair)
+            doubt = book.is_suspect(pair)
             if source.node == puller.node or waited_s < took_s / (DOUBT_DUTY if doubt else PROBE_DUTY):
                 continue
             if not doubt and age_s is not None and age_s < stale_s:

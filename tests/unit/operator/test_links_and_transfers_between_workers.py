@@ -17,10 +17,12 @@ from phasesplit.planner.facts import WorkerFacts
 MIB = 1 << 20
 
 
-def sample(busy_s: float, *, size: int = MIB, age_s: float = 0.0, to_node: str = "b") -> LinkSample:
+def sample(
+    busy_s: float, *, size: int = MIB, age_s: float = 0.0, pair: tuple[str, str] = ("a", "b")
+) -> LinkSample:
     return LinkSample(
-        from_node="a",
-        to_node=to_node,
+        from_node=pair[0],
+        to_node=pair[1],
         from_pod="p0",
         to_pod="d0",
         transport="TCP",
@@ -79,6 +81,20 @@ def test_a_link_that_looks_slower_is_measured_again_at_once_until_it_is_certain(
     assert not book.is_in_doubt(("a", "b"))
 
 
+def test_a_link_of_a_node_whose_other_link_looks_slower_is_measured_at_once() -> None:
+    book = LinkBook()
+    for pair in (("a", "b"), ("b", "a"), ("c", "d")):
+        book.add([sample(0.01 + age / 1e4, age_s=age, pair=pair) for age in (3, 2, 1)], 100)
+    book.facts(100)
+    assert not any(book.is_suspect(pair) for pair in (("a", "b"), ("b", "a"), ("c", "d")))
+    book.add([sample(0.2)], 101)
+    assert book.is_suspect(("a", "b"))
+    assert book.is_suspect(("b", "a"))
+    assert not book.is_suspect(("c", "d"))
+    book.add([sample(0.0105, pair=("b", "a"))], 102)
+    assert not book.is_suspect(("b", "a"))
+
+
 def test_one_slow_sample_after_a_quiet_time_is_not_believed() -> None:
     book = LinkBook()
     book.add([sample(0.01 + age / 1e4, age_s=age) for age in (3, 2, 1)], 100)
@@ -91,7 +107,7 @@ def test_one_slow_sample_after_a_quiet_time_is_not_believed() -> None:
 
 def test_tiny_samples_and_those_within_a_node_say_nothing() -> None:
     book = LinkBook()
-    book.add([sample(0.1, size=1000), sample(0.1, to_node="a"), sample(0.0)], 100)
+    book.add([sample(0.1, size=1000), sample(0.1, pair=("a", "a")), sample(0.0)], 100)
     assert book.facts(100) == ()
 
 
