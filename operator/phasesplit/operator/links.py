@@ -108,6 +108,11 @@ class LinkBook:
             at_s > known_at_s for other, at_s in self._doubted_at_s.items() if set(other) & set(pair)
         )
 
+    def transfer_s(self, pair: Pair, num_bytes: int) -> float | None:
+        """How long a link is busy with so many bytes, at the best of its last measurements."""
+        items = self._pairs.get(pair)
+        return num_bytes / max(_rates(items)) if items else None
+
     def age_s(self, pair: Pair, now_s: float) -> float | None:
         """Age of a pair's newest measurement, None if there is none."""
         items = self._pairs.get(pair)

@@ -112,8 +112,10 @@ class Prober:
                 logger.info("%s/%s: no measurement from %s to %s: %s", *key, *probe.pair, result.error)
         finally:
             ended_s = self._clock()
-            # What the link was busy counts, not the wait for a busy worker's answer.
-            took_s = busy_s if busy_s is not None else ended_s - started_s
+            took_s = ended_s - started_s
+            if busy_s is not None:
+                # What the link was busy counts, not the wait for busy processors at its ends.
+                took_s = min(busy_s, memory.links.transfer_s(probe.pair, probe.bytes) or busy_s)
             memory.probe = ProbeMemory(ended_s, took_s, failed=busy_s is None)
             memory.probing = False
             # A measurement like the last one is not worth a pass of its own.

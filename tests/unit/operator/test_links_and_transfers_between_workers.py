@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from phasesplit.api.names import Pool, Role
 from phasesplit.api.reports import LinkSample
 from phasesplit.operator.links import (
@@ -93,6 +95,13 @@ def test_a_link_of_a_node_whose_other_link_looks_slower_is_measured_at_once() ->
     assert not book.is_suspect(("c", "d"))
     book.add([sample(0.0105, pair=("b", "a"))], 102)
     assert not book.is_suspect(("b", "a"))
+
+
+def test_a_probe_that_waits_for_processors_takes_no_more_of_the_link() -> None:
+    book = LinkBook()
+    assert book.transfer_s(("a", "b"), MIB) is None
+    book.add([sample(0.5, age_s=2), sample(0.01, age_s=1), sample(0.3)], 100)
+    assert book.transfer_s(("a", "b"), MIB) == pytest.approx(0.01)
 
 
 def test_one_slow_sample_after_a_quiet_time_is_not_believed() -> None:
