@@ -21,11 +21,14 @@ from phasesplit.planner.demand import (
 )
 from phasesplit.planner.facts import LoadFacts, StepProfile
 from phasesplit.planner.performance import prefill_chunk_tokens, prefill_s
+from phasesplit.planner.scaling_arrivals import SHORT_WINDOW_S, lasting_need, needed_for_arrivals
+from phasesplit.planner.scaling_forecast import forecast_rate
 from phasesplit.planner.scaling_types import ScalingInput, ScalingMemory, ScalingPoint
 from phasesplit.planner.split_serving import predict_split
 
 PLANNED_LOAD = 0.9  # of what meets the targets: predictions are a few percent off, queues steep there
 SURVIVOR_LOAD = 0.8  # survivors of a shrink must carry the load at this share of what they can
+FORECAST_MEMORY_S = 900.0
 _TREND_WINDOW_S = 300.0
 _TREND_POINTS = 5
 _TREND_ERRORS = 3.0  # a slope within this many standard errors is noise
@@ -69,25 +72,35 @@ def total_rate_per_s(loads: Sequence[LoadFacts]) -> float:
 def forecast_factor(given: ScalingInput) -> float:
     """Load expected when a worker started now would serve, over the load now; at least 1.
 
-    A straight line through the rates of the last minutes, carried forward; only a slope that stands
-    out of the noise counts.
+    The larger of the weighted forecast and of the trend: too few workers cost more than one too many.
     """
     rate = total_rate_per_s(given.loads)
-    recent = [p for p in given.memory.points if given.now_s - p.at_s <= _TREND_WINDOW_S]
-    if rate <= 0 or len(recent) < _TREND_POINTS:
+    points = [
+        (point.at_s, point.rate_per_s)
+        for point in given.memory.points
+        if 0 < given.now_s - point.at_s <= FORECAST_MEMORY_S
+    ]
+    if rate <= 0 or len(points) < _TREND_POINTS:
         return 1.0
-    mean_at = sum(point.at_s for point in recent) / len(recent)
-    mean_rate = sum(point.rate_per_s for point in recent) / len(recent)
-    spread = sum((point.at_s - mean_at) ** 2 for point in recent)
+    expected = forecast_rate([*points, (given.now_s, rate)], given.worker_start_s) or rate
+    recent = [point for point in points if given.now_s - point[0] <= _TREND_WINDOW_S]
+    trend = _trend_rate(recent, given.now_s + given.worker_start_s) or rate
+    return min(_MAX_FORECAST, max(1.0, expected / rate, trend / rate))
+
+
+def _trend_rate(points: Sequence[tuple[float, float]], at_s: float) -> float | None:
+    """A straight line through the rates carried forward; None unless it rises out of the noise."""
+    if len(points) < _TREND_POINTS:
+        return None
+    mean_at = sum(when for when, _ in points) / len(points)
+    mean_rate = sum(rate for _, rate in points) / len(points)
+    spread = sum((when - mean_at) ** 2 for when, _ in points)
     if spread <= 0:
-        return 1.0
-    slope = sum((point.at_s - mean_at) * (point.rate_per_s - mean_rate) for point in recent) / spread
-    left = [p.rate_per_s - mean_rate - slope * (p.at_s - mean_at) for p in recent]
-    error = math.sqrt(sum(value * value for value in left) / (len(recent) - 2) / spread)
-    if slope <= _TREND_ERRORS * error:
-        return 1.0
-    expected = mean_rate + slope * (given.now_s + given.worker_start_s - mean_at)
-    return min(_MAX_FORECAST, max(1.0, expected / rate))
+        return None
+    slope = sum((when - mean_at) * (rate - mean_rate) for when, rate in points) / spread
+    left = [rate - mean_rate - slope * (when - mean_at) for when, rate in points]
+    error = math.sqrt(sum(value * value for value in left) / (len(points) - 2) / spread)
+    return mean_rate + slope * (at_s - mean_at) if slope > _TREND_ERRORS * error else None
 
 
 def find_need(given: ScalingInput, memory: ScalingMemory) -> WorkerNeed:
@@ -101,10 +114,14 @@ def find_need(given: ScalingInput, memory: ScalingMemory) -> WorkerNeed:
     if hardware is None:
         unknown = Need(0, 0, feasible=True)
         return WorkerNeed(unknown, unknown, urgent=False, known=False, detail="no worker has a step profile")
-    now = _need(given, scale_demands(demands, forecast_factor(given) / PLANNED_LOAD), hardware)
-    keep = _need(given, scale_demands(demands, 1 / SURVIVOR_LOAD), hardware)
+    factor = forecast_factor(given) / PLANNED_LOAD
+    now = _need(given, demands, hardware, factor)
+    keep = _at_least(_need(given, demands, hardware, 1 / SURVIVOR_LOAD), now)
+    now = _raised_by_growth(given, hardware, now)
     detail = "" if now.feasible else describe_infeasible(demands, hardware)
-    raised = _raised_by_queues(given, demands, hardware, now)
+    lasting = _lasting(given, hardware, factor)
+    now = _at_most(now, lasting)
+    raised = _at_most(_raised_by_queues(given, demands, hardware, now), lasting)
     if raised != now:
         return WorkerNeed(raised, _at_least(keep, raised), urgent=True, known=True, detail=detail)
     return WorkerNeed(now, _at_least(keep, now), urgent=False, known=True, detail=detail)
@@ -132,12 +149,12 @@ def correct(given: ScalingInput) -> ScalingMemory:
 
 
 def remember(given: ScalingInput, memory: ScalingMemory, keep: Mapping[Pool, int]) -> ScalingMemory:
-    """Add this tick; points older than both windows are dropped, but the newest of those stays.
+    """Add this tick; points older than the down window and the forecast's memory are dropped.
 
-    It proves that the down window is covered by observation.
+    The newest of those stays: it proves that the down window is covered by observation.
     """
     rate = total_rate_per_s(given.loads)
-    horizon_s = given.now_s - max(given.down_stabilization_s, _TREND_WINDOW_S)
+    horizon_s = given.now_s - max(given.down_stabilization_s, FORECAST_MEMORY_S)
     old = [point for point in memory.points if point.at_s < horizon_s]
     recent = [point for point in memory.points if point.at_s >= horizon_s]
     return replace(memory, points=(*old[-1:], *recent, ScalingPoint(given.now_s, dict(keep), rate)))
@@ -159,11 +176,44 @@ def describe_infeasible(demands: Sequence[Demand], hardware: Hardware) -> str:
     return "the targets cannot be met by any number of workers; enough are planned to carry the load"
 
 
-def _need(given: ScalingInput, demands: Sequence[Demand], hardware: Hardware) -> Need:
+def _need(given: ScalingInput, demands: Sequence[Demand], hardware: Hardware, factor: float) -> Need:
+    """Workers for so many times the present load: by the requests themselves where they are known."""
+    scaled = scale_demands(demands, factor)
     if given.mode is ServedMode.SPLIT:
-        return needed_split(demands, hardware)
-    workers, feasible = needed_colocated(demands, hardware, given.chunk_tokens)
+        seen = needed_for_arrivals(
+            given.arrivals, given.classes, hardware, now_s=given.now_s, speed_up=factor
+        )
+        return seen or needed_split(scaled, hardware)
+    workers, feasible = needed_colocated(scaled, hardware, given.chunk_tokens)
     return Need(0, workers, feasible=feasible)
+
+
+def _raised_by_growth(given: ScalingInput, hardware: Hardware, now: Need) -> Need:
+    """What has begun to grow in the last moments counts at once."""
+    if given.mode is not ServedMode.SPLIT:
+        return now
+    growing = needed_for_arrivals(
+        given.arrivals,
+        given.classes,
+        hardware,
+        now_s=given.now_s,
+        speed_up=1 / PLANNED_LOAD,
+        window_s=SHORT_WINDOW_S,
+    )
+    return now if growing is None else _at_least(now, growing)
+
+
+def _lasting(given: ScalingInput, hardware: Hardware, factor: float) -> Need | None:
+    """What lasts long enough for a new worker to help; None where the requests are not known."""
+    if given.mode is not ServedMode.SPLIT:
+        return None
+    return lasting_need(given.arrivals, given.classes, hardware, now_s=given.now_s, speed_up=factor)
+
+
+def _at_most(need: Need, ceiling: Need | None) -> Need:
+    if ceiling is None:
+        return need
+    return replace(need, prefill=min(need.prefill, ceiling.prefill), decode=min(need.decode, ceiling.decode))
 
 
 def _at_least(need: Need, floor: Need) -> Need:

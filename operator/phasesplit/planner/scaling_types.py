@@ -9,6 +9,7 @@ from phasesplit.api.routing import LatencyClass, ServedMode
 from phasesplit.api.v1alpha1 import RoleSwitching, ScalingPolicy
 from phasesplit.planner.facts import LoadFacts, StepProfile, WorkerFacts
 from phasesplit.planner.metrics_types import MetricsVerdict
+from phasesplit.planner.simulation_types import Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ class ScalingInput:
     down_stabilization_s: float = 300.0
     worker_start_s: float = 60.0
     memory: ScalingMemory = field(default_factory=ScalingMemory)
+    # The recent requests on the clock of `now_s`, oldest first, `class_index` into `classes`, the answer's
+    # length its mean where it is not known yet; empty: not known, the loads alone decide.
+    arrivals: tuple[Arrival, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,79 @@
+"""Workers for the requests that really came: bursts, lengths, windows, and what a burst may not ask for."""
+
+import random
+from dataclasses import replace
+
+from helpers_planner import SCALING_CLASSES, SMALL_GPU, scaling_input
+from helpers_traces import random_trace
+from phasesplit.planner.demand import Hardware
+from phasesplit.planner.scaling import plan_scaling
+from phasesplit.planner.scaling_arrivals import lasting_need, needed_for_arrivals
+from phasesplit.planner.simulation_types import Arrival
+
+HARDWARE = Hardware(SMALL_GPU, SMALL_GPU, kv_tokens_per_worker=60_000)
+
+
+def steady(rate: float, seed: int = 1) -> tuple[Arrival, ...]:
+    return tuple(random_trace(seed, rate, int(120 * rate), 2000, 100))
+
+
+def needed(arrivals: tuple[Arrival, ...], **more: float) -> tuple[int, int] | None:
+    found = needed_for_arrivals(arrivals, SCALING_CLASSES, HARDWARE, now_s=120.0, **more)
+    return None if found is None else (found.prefill, found.decode)
+
+
+def test_too_few_requests_say_nothing() -> None:
+    assert needed(steady(0.2)) is None
+    assert needed(()) is None
+
+
+def test_more_load_needs_more_workers() -> None:
+    small, large = needed(steady(4.0)), needed(steady(4.0), speed_up=3.0)
+    assert small is not None
+    assert large is not None
+    assert large[0] > small[0]
+    assert large[1] >= small[1]
+
+
+def test_a_burst_needs_more_prefill_than_the_same_requests_spread_out() -> None:
+    even = steady(4.0)
+    burst = tuple(replace(item, at_s=60.0 + item.at_s / 12) for item in even)
+    spread, crowded = needed(even), needed(burst)
+    assert spread is not None
+    assert crowded is not None
+    assert crowded[0] > 2 * spread[0]
+
+
+def test_long_answers_need_decode_workers_alone() -> None:
+    rng = random.Random(2)
+    short = steady(4.0)
+    long = tuple(replace(item, output_tokens=800 + rng.randrange(100)) for item in short)
+    one, other = needed(short), needed(long)
+    assert one is not None
+    assert other is not None
+    assert other[0] == one[0]
+    assert other[1] > one[1]
+
+
+def test_a_prompt_that_is_late_alone_is_for_the_closed_form_to_name() -> None:
+    assert needed(tuple(replace(item, prompt_tokens=60_000) for item in steady(2.0))) is None
+
+
+def test_a_burst_that_is_over_asks_for_no_worker() -> None:
+    burst = tuple(Arrival(60.0 + k / 50, 2000, 20) for k in range(200))
+    past = lasting_need(burst, SCALING_CLASSES, HARDWARE, now_s=115.0)
+    present = lasting_need(burst, SCALING_CLASSES, HARDWARE, now_s=65.0)
+    assert past is not None
+    assert present is not None
+    assert (past.prefill, past.decode) == (1, 1)
+    assert present.prefill < 8
+    decision = plan_scaling(scaling_input(2.0, 2, 2, now_s=115.0, arrivals=burst))
+    assert max(decision.advice.values()) == 2
+
+
+def test_the_requests_decide_where_they_are_known() -> None:
+    """The loads claim Poisson arrivals; the requests come in one lasting crowd."""
+    crowd = tuple(Arrival(k / 30, 2000, 100) for k in range(3600))
+    known = plan_scaling(scaling_input(5.0, 1, 1, now_s=120.0, arrivals=crowd))
+    unknown = plan_scaling(scaling_input(5.0, 1, 1, now_s=120.0))
+    assert sum(known.advice.values()) > sum(unknown.advice.values())
