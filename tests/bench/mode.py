@@ -122,7 +122,8 @@ def judge(scenario: Scenario) -> Verdict:
         split=truth.split.attained_per_s,
         colocated=truth.colocated.attained_per_s,
         chosen={
-            RULE: seen.gain_low_percent >= MINIMUM_GAIN_PERCENT,
+            RULE: seen.believed_gain_percent >= MINIMUM_GAIN_PERCENT,
+            "replay, lower end above the minimum": seen.gain_low_percent >= MINIMUM_GAIN_PERCENT,
             "replay without interval": seen.gain_percent >= MINIMUM_GAIN_PERCENT,
             "closed form": closed_form_chooses_split(scenario),
             "always colocated": False,

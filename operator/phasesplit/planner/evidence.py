@@ -51,9 +51,9 @@ class Evidence:
 
     @property
     def gain_percent(self) -> float:
-        """Lower bound of the split over the upper bound of colocated."""
+        """What a replay lets believe; else the lower bound of the split over the upper bound of colocated."""
         if self.replay is not None:
-            return self.replay.outcome.gain_low_percent
+            return self.replay.outcome.believed_gain_percent
         if not self.feasible:
             return self._advantage_percent(self.split.attainment, self.colocated.attainment)
         return self._advantage_percent(self.split_goodput_per_s, self.colocated_goodput_per_s)

@@ -35,7 +35,7 @@ class Flip:
 
 def replay_pays(found: ReplayOutcome, minimum_percent: float, loosest_tpot_s: float, base_s: float) -> bool:
     """Would Auto adopt the split on this replay, were everything else in order?"""
-    gain = found.gain_low_percent
+    gain = found.believed_gain_percent
     if gain < minimum_percent or (found.colocated.meets and gain <= 2 * minimum_percent):
         return False
     # NaN: no request had a second token.

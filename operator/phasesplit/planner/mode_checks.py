@@ -167,7 +167,7 @@ def check_targets_missed(situation: Situation) -> Finding | None:
 
 
 def check_gain(situation: Situation) -> Finding | None:
-    """The split's lower bound must beat the colocated upper bound."""
+    """The split must gain the minimum: beyond doubt by the closed form, as a replay lets believe else."""
     evidence = situation.evidence
     minimum = situation.given.minimum_gain_percent
     if evidence is None or evidence.gain_percent >= minimum:

@@ -65,6 +65,15 @@ class ReplayOutcome:
     gain_low_percent: float  # 95 % interval
     gain_high_percent: float
 
+    @property
+    def believed_gain_percent(self) -> float:
+        """What counts against the minimum gain: the gain seen, once its interval is wholly above zero.
+
+        The arrivals of one window are the same for both, so its noise is in the interval twice; to ask the
+        lower end for the minimum as well keeps too many splits that pay (docs/decisions/0004).
+        """
+        return self.gain_percent if self.gain_low_percent > 0 else min(self.gain_low_percent, 0.0)
+
 
 def replay(given: ReplayInput) -> ReplayOutcome | None:
     """Search both architectures; None without requests or with fewer than two workers."""

@@ -67,3 +67,13 @@ def test_mode_follows_the_replay_where_there_is_one() -> None:
     assert "replayed 40 s ago" in split.message
     assert split.replay is not None
     assert decide_mode(auto_object(replay=ReplayEvidence(does_not))).reason is Reason.GAIN_TOO_SMALL
+
+
+@pytest.mark.parametrize(
+    ("low", "seen", "believed"),
+    [(4.0, 7.0, 7.0), (0.5, 5.0, 5.0), (0.0, 9.0, 0.0), (-3.0, 9.0, -3.0), (-9.0, -4.0, -9.0)],
+)
+def test_a_gain_is_believed_once_its_interval_is_above_zero(low: float, seen: float, believed: float) -> None:
+    found = replay(window(2.0, 1000, 50, 4.0, 0.05))
+    assert found is not None
+    assert replace(found, gain_low_percent=low, gain_percent=seen).believed_gain_percent == believed
