@@ -12,6 +12,7 @@ export PYTHONPATH := tests
 TAG ?= dev
 REGISTRY ?= phasesplit.dev
 TESTS ?= tests
+CHOICE ?=
 
 .PHONY: help
 help: ## List the commands
@@ -42,13 +43,15 @@ test: setup lint ## Run every test: lint, unit, contract, integration, and all t
 	@$(PY) -m testbed build
 	@$(PY) -m testbed.model
 	@$(PY) -m pytest $(TESTS) -q -m "not cluster" --durations=25
-	@$(MAKE) --no-print-directory test-cluster
+	@$(MAKE) --no-print-directory test-cluster || \
+	  { echo "what failed is tried once more, on a new cluster"; \
+	    $(MAKE) --no-print-directory test-cluster CHOICE=--last-failed; }
 
 .PHONY: test-cluster
 test-cluster: setup ## Run the tests on a real cluster alone (the testbed, or CONTEXT=name)
 	@$(PY) -m testbed build
 	@$(PY) -m testbed.model
-	@$(PY) -m pytest $(TESTS) -v -m cluster --durations=25; status=$$?; $(PY) -m testbed down; exit $$status
+	@$(PY) -m pytest $(TESTS) -v -m cluster $(CHOICE) --durations=25; status=$$?; $(PY) -m testbed down; exit $$status
 
 .PHONY: test-unit
 test-unit: setup ## Run the fast tests alone (under a minute)
