@@ -142,22 +142,13 @@ def _stabilised(given: ScalingInput, memory: ScalingMemory, keep: Counts) -> dic
     start_s = given.now_s - given.down_stabilization_s
     covered = given.down_stabilization_s <= 0 or any(point.at_s <= start_s for point in memory.points)
     recent = [point for point in memory.points if point.at_s >= start_s]
-    floor = {pool: max([keep[pool], *(point.keep.get(pool, 0) for point in recent)]) for pool in Pool}
-    if given.mode is ServedMode.SPLIT and given.role_switching is RoleSwitching.ENABLED:
-        # The pools help each other out, so what they were worth together at one time is enough.
-        together = max([sum(keep.values()), *(sum(point.keep.values()) for point in recent)])
-        floor = _cut_to(floor, keep, together)
-    if not covered:
-        floor = {pool: max(most, given.pools[pool].desired) for pool, most in floor.items()}
+    floor = {}
+    for pool in Pool:
+        most = max([keep[pool], *(point.keep.get(pool, 0) for point in recent)])
+        # Pools that help each other out change roles for it: a pod given up to start one of the other pool
+        # would cost a start each way.
+        floor[pool] = most if covered else max(most, given.pools[pool].desired)
     return floor
-
-
-def _cut_to(floor: Counts, keep: Counts, together: int) -> dict[Pool, int]:
-    """Floors that sum to no more, taken from the pool that has most above what it is worth now."""
-    cut = {pool: floor[pool] for pool in Pool}
-    while sum(cut.values()) > together:
-        cut[max(Pool, key=lambda pool: cut[pool] - keep[pool])] -= 1
-    return cut
 
 
 def _step(given: ScalingInput, need: WorkerNeed, pool: Pool, now: int, floor: int) -> int:

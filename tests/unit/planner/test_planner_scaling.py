@@ -90,6 +90,20 @@ def test_up_at_once_down_after_the_window() -> None:
     assert history[4].reason is Reason.LOAD_DOWN
 
 
+def test_a_change_of_the_ratio_gives_up_no_pod_of_one_pool_for_the_other() -> None:
+    """Prompts and answers take turns in being long: nothing goes down within the window, whatever goes up."""
+    given = situation(2.0, down_stabilization_s=300.0)
+    long_prompts = load(4.0, mean_prompt_tokens=4000, p95_prompt_tokens=8000, mean_output_tokens=20)
+    long_answers = load(4.0, mean_prompt_tokens=50, p95_prompt_tokens=100, mean_output_tokens=1500)
+    kinds = (long_prompts, long_answers)
+    steps = [(1000.0 + 30 * i, {"loads": (kinds[i % 2],)}) for i in range(40)]
+    before = (0, 0)
+    for decision in run(given, steps):
+        assert counts(decision)[0] >= before[0]
+        assert counts(decision)[1] >= before[1]
+        before = counts(decision)
+
+
 def test_a_restarted_operator_does_not_shrink_before_it_has_seen_a_window() -> None:
     history = run(situation(0.5, 3, 3), [(0, {}), (150, {}), (290, {}), (301, {})])
     assert [counts(item) for item in history] == [(3, 3), (3, 3), (3, 3), (1, 1)]
