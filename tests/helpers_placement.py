@@ -37,7 +37,7 @@ def make_request(nodes: tuple[NodeFacts, ...], prefill: int, decode: int, **more
     return replace(PlacementRequest(pools, nodes, levels=LEVELS, kv_bytes_per_request=1e8), **more)
 
 
-def random_request(seed: int, max_nodes: int = 40) -> PlacementRequest:
+def random_request(seed: int, max_nodes: int = 40, max_pods: int = 12) -> PlacementRequest:
     """Groups of nodes with uneven GPUs, half of them with measured links of very different speeds."""
     rng = random.Random(seed)
     count = rng.randint(2, max_nodes)
@@ -52,7 +52,7 @@ def random_request(seed: int, max_nodes: int = 40) -> PlacementRequest:
         for index in range(count)
     )
     free = sum(node.allocatable.gpus[GPU] for node in nodes)
-    pods = rng.randint(2, max(2, min(free, 12)))
+    pods = rng.randint(2, max(2, min(free, max_pods)))
     prefill = rng.randint(1, pods - 1)
     links = ()
     if rng.random() < 0.5:

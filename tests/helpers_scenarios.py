@@ -25,6 +25,10 @@ class Scenario:
     last_window: tuple[Arrival, ...]  # what the decision sees
     next_window: tuple[Arrival, ...]  # what it is judged by
     load: float  # arrival rate over the best that the closed form thinks sustainable
+    near: bool  # both ways sustain about the same load
+    gap_variation: float  # squared variation of the gaps between arrivals; 1: Poisson
+    drift: float  # rate of the next window over that of the last
+    cached_share: float  # of a prompt, found in a prefix cache
 
 
 def random_profile(rng: random.Random) -> StepProfile:
@@ -44,7 +48,7 @@ def random_profile(rng: random.Random) -> StepProfile:
 
 
 def disturb(rng: random.Random, profile: StepProfile, error: float) -> StepProfile:
-    """The same law with each coefficient off by a normal error."""
+    """The same law with each coefficient off by a normal error, the overlap by as much of its whole."""
     names = (
         "base_s",
         "per_prefill_token_s",
@@ -52,9 +56,9 @@ def disturb(rng: random.Random, profile: StepProfile, error: float) -> StepProfi
         "per_decode_sequence_s",
         "per_decode_context_s",
     )
-    return profile.model_copy(
-        update={name: getattr(profile, name) * max(0.5, rng.gauss(1, error)) for name in names}
-    )
+    changed = {name: getattr(profile, name) * max(0.5, rng.gauss(1, error)) for name in names}
+    changed["overlap"] = min(1.0, max(0.0, profile.overlap + rng.gauss(0, error)))
+    return profile.model_copy(update=changed)
 
 
 def random_scenario(
@@ -83,8 +87,21 @@ def random_scenario(
     classes = (SimulatedClass("default", ttft_s, tpot_s, 0.9),)
     load = rng.uniform(0.5, 1.15)
     rate = best * load
+    gap_variation = rng.choice((1.0, 1.0, 4.0))
+    drift = rng.choice((1.0, 1.0, rng.uniform(0.85, 1.15)))
     windows = [
-        tuple(random_trace(seed * 2 + k, rate, requests, prompt, output, cached_share=cached)) for k in (0, 1)
+        tuple(
+            random_trace(
+                seed * 2 + k,
+                rate * factor,
+                requests,
+                prompt,
+                output,
+                cached_share=cached,
+                gap_variation=gap_variation,
+            )
+        )
+        for k, factor in enumerate((1.0, drift))
     ]
     seen = disturb(rng, profile, profile_error)
     seen_hardware = replace(
@@ -93,4 +110,17 @@ def random_scenario(
         decode_profile=seen,
         link_bytes_per_s=link * math.exp(rng.gauss(0, link_error)),
     )
-    return Scenario(seed, workers, hardware, seen_hardware, classes, windows[0], windows[1], load)
+    return Scenario(
+        seed,
+        workers,
+        hardware,
+        seen_hardware,
+        classes,
+        windows[0],
+        windows[1],
+        load,
+        near=near,
+        gap_variation=gap_variation,
+        drift=drift,
+        cached_share=cached,
+    )

@@ -81,6 +81,8 @@ def is_tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
 
 def prefers(request: PoolRequest, node: NodeFacts) -> int:
     """Sum of the weights of the preferred terms that hold, less a soft taint."""
+    if not request.preferred_terms and not node.taints:
+        return 0
     weight = sum(term.weight for term in request.preferred_terms if matches_term(node, term))
     soft = [taint for taint in node.taints if taint.effect not in _HARD_EFFECTS]
     return weight - sum(not any(_tolerates(item, taint) for item in request.tolerations) for taint in soft)

@@ -64,13 +64,16 @@ def _prepare(request: PlacementRequest) -> _Setting:
     eligibility = {pool: find_eligible(pools[pool], request.nodes, request.promised) for pool in Pool}
     by_name = {node.name: node for node in request.nodes}
     spread_keys = sorted({c.topology_key for pool in pools.values() for c in pool.spread})
-    apart = {
-        node.name: (
-            tuple(node.labels.get(key) for key in spread_keys),
-            tuple(prefers(pools[pool], node) for pool in Pool),
-        )
-        for node in request.nodes
-    }
+    weights = {pool: {node.name: prefers(pools[pool], node) for node in request.nodes} for pool in Pool}
+    apart = {}
+    if spread_keys or any(any(found.values()) for found in weights.values()):
+        apart = {
+            node.name: (
+                tuple(node.labels.get(key) for key in spread_keys),
+                tuple(weights[pool][node.name] for pool in Pool),
+            )
+            for node in request.nodes
+        }
     topology = Topology(request.nodes, request.levels, request.links, apart)
     gpu_names = sorted({name for pool in pools.values() for name in pool.requests.gpus})
     room: dict[str, Resources] = {}
@@ -91,23 +94,19 @@ def _prepare(request: PlacementRequest) -> _Setting:
         by_class={
             pool: group_by_class(topology, eligibility[pool].room, requests[pool], vectors) for pool in Pool
         },
-        penalty=_penalties(request, pools, topology, nodes),
+        penalty=_penalties(weights, topology, nodes),
     )
     return _Setting(request, pools, eligibility, problem)
 
 
 def _penalties(
-    request: PlacementRequest,
-    pools: Mapping[Pool, PoolRequest],
-    topology: Topology,
-    nodes: Sequence[str],
+    preferences: Mapping[Pool, Mapping[str, int]], topology: Topology, nodes: Sequence[str]
 ) -> dict[Pool, dict[str, float]]:
     """Preferred terms as a small cost, so that they decide between nodes that are otherwise equal."""
-    by_name = {node.name: node for node in request.nodes}
     scale = _PREFERENCE_SHARE * max((max(topology.row(0)) if topology.num_classes else 0.0), 1e-12)
     penalties: dict[Pool, dict[str, float]] = {}
     for pool in Pool:
-        weights = {name: prefers(pools[pool], by_name[name]) for name in nodes}
+        weights = {name: preferences[pool][name] for name in nodes}
         best = max(weights.values(), default=0)
         penalties[pool] = {
             name: scale * (best - weight) / 100 for name, weight in weights.items() if weight != best

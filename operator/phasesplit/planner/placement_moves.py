@@ -28,8 +28,8 @@ def rank(placement: Placement) -> tuple[int, int, float]:
 def improve(placement: Placement) -> None:
     """Move single pods, then exchange pairs, until nothing helps or the rounds are spent."""
     for _ in range(_ROUNDS):
-        moved = _move_each(placement)
-        moved = _refill_each(placement) or moved
+        moved = move_each(placement)
+        moved = refill_each(placement) or moved
         if len(placement.problem.nodes) <= SMALL:
             moved = _exchange_each(placement) or moved
             moved = _move_pairs(placement) or moved
@@ -37,7 +37,7 @@ def improve(placement: Placement) -> None:
             return
 
 
-def _refill_each(placement: Placement) -> bool:
+def refill_each(placement: Placement) -> bool:
     """Take a whole pool away and place it anew: the best answer to where the other pool is."""
     improved = False
     for pool in (Pool.DECODE, Pool.PREFILL):
@@ -47,7 +47,7 @@ def _refill_each(placement: Placement) -> bool:
             placement.remove(pool, node)
         new = []
         for _ in old:
-            target = _cheaper_than(placement, pool, math.inf)
+            target = cheaper_than(placement, pool, math.inf)
             if target is None:
                 break
             placement.add(pool, target)
@@ -62,7 +62,7 @@ def _refill_each(placement: Placement) -> bool:
     return improved
 
 
-def _move_each(placement: Placement) -> bool:
+def move_each(placement: Placement) -> bool:
     """Try every movable pod at its best other node."""
     improved = False
     for pool in (Pool.DECODE, Pool.PREFILL):
@@ -74,22 +74,34 @@ def _move_each(placement: Placement) -> bool:
 
 def _move_one(placement: Placement, pool: Pool, node: str) -> bool:
     placement.remove(pool, node)
-    target = _cheaper_than(placement, pool, placement.potential(pool, node) - EPSILON)
+    target = cheaper_than(placement, pool, placement.potential(pool, node) - EPSILON)
     placement.add(pool, target or node)
     return target is not None
 
 
-def _cheaper_than(placement: Placement, pool: Pool, bound: float) -> str | None:
+def cheaper_than(placement: Placement, pool: Pool, bound: float) -> str | None:
     """The cheapest node for one more pod, if it is below the bound."""
-    best: str | None = None
+    cheapest = placement.cheapest_class(pool)
+    if cheapest is None or cheapest[0] >= bound:
+        return nearer_shared(placement, pool, bound)
+    value, kind = cheapest
+    best = _first_fitting(placement, pool, kind)
+    if best is not None and placement.potential(pool, best) <= value:
+        return nearer_shared(placement, pool, value) or best
+    best = None
     for value, kind in placement.open_classes(pool):
         if value >= bound:
             continue
-        nodes = placement.problem.by_class[pool].get(kind, ())
-        found = next((name for name in reversed(nodes) if placement.fits(pool, name)), None)
+        found = _first_fitting(placement, pool, kind)
         if found is not None and placement.potential(pool, found) < bound:
             best, bound = found, placement.potential(pool, found)
     return nearer_shared(placement, pool, bound) or best
+
+
+def _first_fitting(placement: Placement, pool: Pool, kind: int) -> str | None:
+    """The roomiest node of a class that may take one more."""
+    nodes = placement.problem.by_class[pool].get(kind, ())
+    return next((name for name in reversed(nodes) if placement.fits(pool, name)), None)
 
 
 def nearer_shared(placement: Placement, pool: Pool, bound: float) -> str | None:

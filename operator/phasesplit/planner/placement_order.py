@@ -41,10 +41,14 @@ def _backward_order(placement: Placement, steps: Sequence[Pool]) -> tuple[float,
     """Take away, again and again, the pod whose loss leaves the cheapest rest."""
     rest = placement.copy()
     order: dict[Pool, list[str]] = {pool: [] for pool in Pool}
+    left = {pool: sorted(rest.movable[pool]) for pool in Pool}
     total = 0.0
     for pool in reversed(steps):
-        node = max(sorted(rest.movable[pool]), key=lambda name: rest.potential(pool, name))
+        values = rest.potentials(pool, left[pool])
+        node = left[pool][values.index(max(values))]
         rest.remove(pool, node)
+        if node not in rest.movable[pool]:
+            left[pool].remove(node)
         order[pool].append(node)
         total += _mean_cost(rest)
     return total, {pool: nodes[::-1] for pool, nodes in order.items()}

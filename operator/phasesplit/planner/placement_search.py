@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from phasesplit.api.names import Pool
+from phasesplit.planner.placement_deep import deepen
 from phasesplit.planner.placement_moves import EPSILON, FAST_LINKS, SMALL, improve, nearer_shared, rank
 from phasesplit.planner.placement_order import placing_order
 from phasesplit.planner.placement_state import OTHER, Placement, Problem, how_many_fit
@@ -14,7 +15,9 @@ from phasesplit.planner.placement_state import OTHER, Placement, Problem, how_ma
 _SEEDS_PER_LEVEL = 1
 # Of the fillings, how many are worth improving.
 _IMPROVED = 2
-_IMPROVED_OF_SMALL = 16
+_IMPROVED_OF_SMALL = 8
+_DEEPENED = 2
+_FEW_PODS = 32  # up to here exchanges of several pods are affordable, and matter
 
 Seed = Mapping[Pool, str]  # node of the first pod of a pool
 
@@ -29,6 +32,8 @@ def search(problem: Problem, start: Placement, wanted: Mapping[Pool, int]) -> Pl
     kept = _best_distinct(filled, _IMPROVED_OF_SMALL if small else _IMPROVED)
     for found in kept:
         improve(found)
+    if small and len(order) <= _FEW_PODS:
+        kept = [deepen(found) for found in _best_distinct(kept, _DEEPENED)]
     return min(kept, key=rank, default=start)
 
 
@@ -71,6 +76,13 @@ class _Candidates:
     def best(self, pool: Pool) -> str | None:
         """The cheapest node for one more pod."""
         placement = self._placement
+        cheapest = placement.cheapest_class(pool)
+        if cheapest is None:
+            return None
+        value, kind = cheapest
+        best = self._first_fitting(pool, self._by_class[pool].get(kind, []))
+        if best is not None and placement.potential(pool, best) <= value:
+            return nearer_shared(placement, pool, value) or best
         best, bound = None, math.inf
         for value, kind in placement.open_classes(pool):
             if value < bound:

@@ -6,6 +6,8 @@ a node costs the node's potential, which is kept per class of nodes and updated 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import add, sub
 
 from phasesplit.api.names import Pool
 from phasesplit.planner.facts import Resources
@@ -15,6 +17,7 @@ from phasesplit.planner.topology import Topology
 Vector = list[int]
 OTHER = {Pool.PREFILL: Pool.DECODE, Pool.DECODE: Pool.PREFILL}
 _UNLIMITED = 1 << 60
+_POOLS = tuple(Pool)  # iterating over an enum is slow in the inner loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ def to_vector(amount: Resources, gpu_names: Sequence[str]) -> Vector:
 
 def how_many_fit(request: Vector, room: Vector) -> int:
     """Pods of that request that the room holds."""
+    return _how_many_fit(tuple(request), tuple(room))
+
+
+@lru_cache(maxsize=4096)  # thousands of nodes have the same few amounts of room
+def _how_many_fit(request: tuple[int, ...], room: tuple[int, ...]) -> int:
     return min(
         (have // need for need, have in zip(request, room, strict=True) if need > 0), default=_UNLIMITED
     )
@@ -79,10 +87,12 @@ class Placement:
             pool: [(index, amount) for index, amount in enumerate(problem.requests[pool]) if amount > 0]
             for pool in Pool
         }
-        # Nodes with room for one more, counted by class; and those of them that hold the other pool.
+        # Nodes with room for one more, counted by class; the classes that have any; and those of the nodes
+        # that hold the other pool.
         self._num_open = {
             pool: {kind: len(nodes) for kind, nodes in problem.by_class[pool].items()} for pool in Pool
         }
+        self._open = {pool: dict.fromkeys(problem.by_class[pool]) for pool in Pool}
         self._shared: dict[Pool, set[str]] = {pool: set() for pool in Pool}
         self._domains = self._empty_domains()
         for pool, node in fixed:
@@ -100,6 +110,7 @@ class Placement:
         other._potential = {pool: list(values) for pool, values in self._potential.items()}
         other._needs = self._needs
         other._num_open = {pool: dict(found) for pool, found in self._num_open.items()}
+        other._open = {pool: dict(found) for pool, found in self._open.items()}
         other._shared = {pool: set(found) for pool, found in self._shared.items()}
         other._domains = {
             pool: {key: dict(found) for key, found in by_key.items()}
@@ -117,12 +128,27 @@ class Placement:
             value += here * (topology.seconds_per_byte(node, node) - topology.row(kind)[kind])
         return value
 
+    def potentials(self, pool: Pool, nodes: Sequence[str]) -> list[float]:
+        """`potential` of many nodes; what they have in common is looked up once."""
+        values, class_of = self._potential[pool], self.problem.topology.class_of
+        others, penalty = self.counts[OTHER[pool]], self.problem.penalty[pool]
+        return [
+            self.potential(pool, node) if node in others or node in penalty else values[class_of[node]]
+            for node in nodes
+        ]
+
+    def cheapest_class(self, pool: Pool) -> tuple[float, int] | None:
+        """Of the classes with room for one more that with the least potential, the first of equals."""
+        values = self._potential[pool]
+        kind = min(self._open[pool], key=values.__getitem__, default=None)
+        return None if kind is None else (values[kind], kind)
+
     def open_classes(self, pool: Pool) -> list[tuple[float, int]]:
         """Classes with room for one more, with their potentials; nodes shared with the other pool may
         be nearer than their class says.
         """
         values = self._potential[pool]
-        return [(values[kind], kind) for kind, count in self._num_open[pool].items() if count > 0]
+        return [(values[kind], kind) for kind in self._open[pool]]
 
     def shared_nodes(self, pool: Pool) -> set[str]:
         """Nodes that hold the other pool and have room for one more of this."""
@@ -132,6 +158,16 @@ class Placement:
         """Room, rules and spread allow one more pod of the pool."""
         return self._has_room(pool, node) and (
             not self.problem.spread[pool] or self._keeps_spread(pool, node)
+        )
+
+    def would_hold(self, node: str, prefill: int, decode: int) -> bool:
+        """Is there room for so many more of both, spread aside?"""
+        room = self.room.get(node) or self.problem.room[node]
+        requests = self.problem.requests
+        return all(
+            prefill * one + decode * other <= have
+            for one, other, have in zip(requests[Pool.PREFILL], requests[Pool.DECODE], room, strict=True)
+            if one > 0 or other > 0
         )
 
     def _has_room(self, pool: Pool, node: str) -> bool:
@@ -162,18 +198,26 @@ class Placement:
         return sorted({*self.counts[Pool.PREFILL], *self.counts[Pool.DECODE]})
 
     def _take(self, pool: Pool, node: str, sign: int) -> None:
-        had = [self._has_room(which, node) for which in Pool]
-        room = self.room.setdefault(node, list(self.problem.room[node]))
+        had = [(which, self._has_room(which, node)) for which in _POOLS]
+        room = self.room.get(node)
+        if room is None:
+            room = self.room[node] = list(self.problem.room[node])
         for index, amount in self._needs[pool]:
             room[index] -= sign * amount
-        kind = self.problem.topology.class_of[node]
-        for which, before in zip(Pool, had, strict=True):
-            change = self._has_room(which, node) - before
-            if change:
-                self._num_open[which][kind] = self._num_open[which].get(kind, 0) + change
+        for which, before in had:
+            after = self._has_room(which, node)
+            if after is not before:
+                self._count_open(which, self.problem.topology.class_of[node], 1 if after else -1)
+
+    def _count_open(self, pool: Pool, kind: int, change: int) -> None:
+        count = self._num_open[pool][kind] = self._num_open[pool].get(kind, 0) + change
+        if count > 0:
+            self._open[pool].setdefault(kind)
+        else:
+            self._open[pool].pop(kind, None)
 
     def _note_shared(self, node: str) -> None:
-        for pool in Pool:
+        for pool in _POOLS:
             if node in self.counts[OTHER[pool]] and self._has_room(pool, node):
                 self._shared[pool].add(node)
             else:
@@ -195,10 +239,7 @@ class Placement:
         # A prefill pod changes what decode pods would cost, by the way from it to them; and conversely.
         costs = topology.row(kind) if pool is Pool.PREFILL else topology.column(kind)
         values = self._potential[OTHER[pool]]
-        if sign > 0:
-            self._potential[OTHER[pool]] = [a + b for a, b in zip(values, costs, strict=True)]
-        else:
-            self._potential[OTHER[pool]] = [a - b for a, b in zip(values, costs, strict=True)]
+        self._potential[OTHER[pool]] = list(map(add if sign > 0 else sub, values, costs))
         for key, domains in self._domains[pool].items():
             value = self.problem.labels[node].get(key)
             if value is not None:

@@ -19,16 +19,17 @@ from phasesplit.planner.simulation_types import (
 from phasesplit.planner.simulation_worker import Prompt, Worker
 
 _RUN, _JOIN, _FAILURE = range(3)
+_FINISHED, _REJECTED = int(Outcome.FINISHED), int(Outcome.REJECTED)  # enum look-ups cost in the inner loop
 Event = tuple[float, int, int, int, int]  # time, order, kind, subject, version or remaining tokens
 
 
 def simulate(given: Simulation) -> SimulationResult:
     """Run a trace on a plan to its end."""
-    return _Simulator(given).run()
+    return Simulator(given).run()
 
 
-class _Simulator:
-    """All state of one run."""
+class Simulator:
+    """All state of one run. Open to extension: `_handle` takes further kinds of events."""
 
     def __init__(self, given: Simulation) -> None:
         self._given = given
@@ -42,6 +43,9 @@ class _Simulator:
         self._prefillers = list(range(prefill))
         self._decoders = list(range(prefill, plan.workers)) if self._split else self._prefillers
         self._links_free_at = [0.0] * plan.workers
+        hardware = given.hardware
+        self._wire_s_per_token = hardware.kv_bytes_per_token / hardware.link_bytes_per_s
+        self._longest_prefill_s = longest_prefill_step_s(hardware.prefill_profile)
         self._first_at = [nan] * count
         self._targets = [-1] * count  # decode worker of each request
         self._events: list[Event] = []
@@ -63,25 +67,37 @@ class _Simulator:
             self._push(failure.at_s, _FAILURE, failure.worker, round(failure.down_s * 1e6))
         trace, result = self._trace, self._result
         index, count = 0, len(trace)
-        events = self._events
-        now = 0.0
-        while index < count or events:
-            if index < count and (not events or trace[index].at_s <= events[0][0]):
-                now = trace[index].at_s
-                self._arrive(now, index)
-                index += 1
-                continue
-            now, _, kind, subject, detail = heappop(events)
-            result.num_events += 1
-            if kind == _RUN:
-                if self._workers[subject].version == detail:
-                    self._end_run(now, subject)
-            elif kind == _JOIN:
-                self._join(now, subject, detail)
-            else:
-                self._fail(now, subject, detail / 1e6)
+        events, workers = self._events, self._workers
+        now, handled = 0.0, 0
+        next_at = trace[0].at_s if count else math.inf
+        while True:
+            if events:
+                # At one instant arrivals come before events.
+                if next_at > events[0][0]:
+                    now, _, kind, subject, detail = heappop(events)
+                    handled += 1
+                    if kind == _RUN:
+                        if workers[subject].version == detail:
+                            self._end_run(now, subject)
+                    elif kind == _JOIN:
+                        self._join(now, subject, detail)
+                    else:
+                        self._handle(now, kind, subject, detail)
+                    continue
+            elif index == count:
+                break
+            now = next_at
+            self._arrive(now, index)
+            index += 1
+            next_at = trace[index].at_s if index < count else math.inf
+        result.num_events = handled
         result.end_s = now
         return result
+
+    def _handle(self, now: float, kind: int, subject: int, detail: int) -> None:
+        """Every event that is neither a run nor a transfer."""
+        if kind == _FAILURE:
+            self._fail(now, subject, detail / 1e6)
 
     def _push(self, at_s: float, kind: int, subject: int, detail: int) -> None:
         self._order += 1
@@ -90,16 +106,16 @@ class _Simulator:
     def _arrive(self, now: float, index: int) -> None:
         arrival = self._trace[index]
         target = self._given.classes[arrival.class_index]
-        tokens = max(1, arrival.prompt_tokens - arrival.cached_tokens)
+        cached = arrival.cached_tokens
+        tokens = arrival.prompt_tokens - cached
+        tokens = max(tokens, 1)
         chosen = self._least_queued(now)
         if chosen is None or (
             self._given.admission and would_miss(self._workers[chosen], tokens, target.ttft_s)
         ):
-            self._result.outcomes[index] = int(Outcome.REJECTED)
+            self._result.outcomes[index] = _REJECTED
             return
-        prompt = Prompt(
-            -target.priority, index, index, tokens, arrival.cached_tokens, arrival.output_tokens - 1
-        )
+        prompt = Prompt(-target.priority, index, index, tokens, cached, arrival.output_tokens - 1)
         self._send(now, chosen, prompt)
 
     def _send(self, now: float, chosen: int, prompt: Prompt) -> None:
@@ -117,10 +133,11 @@ class _Simulator:
         best_tokens, best_size = 0, 0
         for index in self._prefillers:
             worker = workers[index]
-            if worker.down_until > now:
+            tokens = worker.queued_tokens
+            if worker.down_until > now or (best is not None and tokens > best_tokens):
                 continue
-            tokens, size = worker.queued_tokens, worker.size + len(worker.waiting)
-            if best is None or tokens < best_tokens or (tokens == best_tokens and size < best_size):
+            size = worker.size + len(worker.waiting)
+            if best is None or tokens < best_tokens or size < best_size:
                 best, best_tokens, best_size = index, tokens, size
         return best
 
@@ -138,26 +155,31 @@ class _Simulator:
         """Start the next run; requests that join the batch see their second token after its first step."""
         worker = self._workers[index]
         if worker.begin(now):
-            self._push(worker.run_end, _RUN, index, worker.version)
+            self._order += 1
+            heappush(self._events, (worker.run_end, self._order, _RUN, index, worker.version))
             if joined:
-                second_at = now + worker.first_step_s()
+                gaps, second_at = self._result.second_token_gap_s, now + worker.first_step_s()
                 for request in joined:
-                    if math.isnan(self._result.second_token_gap_s[request]):
-                        self._result.second_token_gap_s[request] = second_at - self._first_at[request]
+                    if gaps[request] != gaps[request]:  # NaN: not yet known
+                        gaps[request] = second_at - self._first_at[request]
 
     def _end_run(self, now: float, index: int) -> None:
         worker = self._workers[index]
-        firsts, done = worker.finish_run()
-        for prompt in firsts:
-            self._first_token(now, worker, prompt)
+        if worker.run_prefill:
+            firsts, done = worker.finish_run()
+            for prompt in firsts:
+                self._first_token(now, worker, prompt)
+        else:
+            done = worker.finish_run()[1]
         for request in done:
             self._finish(now, request)
         self._begin(now, index, worker.admit() if worker.waiting else [])
 
     def _first_token(self, now: float, worker: Worker, prompt: Prompt) -> None:
         request = prompt.request
-        if math.isnan(self._first_at[request]):
-            self._first_at[request] = now
+        first_at = self._first_at
+        if first_at[request] != first_at[request]:  # NaN: this is the first
+            first_at[request] = now
             self._result.ttft_s[request] = now - self._trace[request].at_s
         if prompt.remaining <= 0:
             self._finish(now, request)
@@ -171,15 +193,16 @@ class _Simulator:
         target = self._least_loaded(now)
         if target is None:
             return  # nobody can decode; the request stays unfinished and counts as a miss
-        hardware = self._given.hardware
-        tokens = prompt.cached + prompt.tokens
-        whole_s = tokens * hardware.kv_bytes_per_token / hardware.link_bytes_per_s
-        chunk = worker.law.chunk_within(longest_prefill_step_s(hardware.prefill_profile), tokens / 2, 0, 0.0)
-        steps = -(-prompt.tokens // chunk)
-        since_first_s = worker.law.run_s(steps, prompt.tokens / steps, prompt.cached, 0, 0.0) * (
-            1 - 1 / steps
-        )
-        begins_at = max(now - since_first_s, self._links_free_at[target])
+        law, tokens = worker.law, prompt.tokens
+        whole_s = (prompt.cached + tokens) * self._wire_s_per_token
+        chunk = law.chunk_within(self._longest_prefill_s, (prompt.cached + tokens) / 2, 0, 0.0)
+        steps = -(-tokens // chunk)
+        begins_at = self._links_free_at[target]
+        if begins_at < now:
+            since_first_s = 0.0
+            if steps > 1:
+                since_first_s = law.run_s(steps, tokens / steps, prompt.cached, 0, 0.0) * (1 - 1 / steps)
+            begins_at = max(now - since_first_s, begins_at)
         ends_at = max(now + whole_s / steps, begins_at + whole_s)
         self._links_free_at[target] = begins_at + whole_s
         self._targets[prompt.request] = target
@@ -205,7 +228,7 @@ class _Simulator:
     def _finish(self, now: float, request: int) -> None:
         steps = self._trace[request].output_tokens - 1
         self._result.tpot_s[request] = (now - self._first_at[request]) / steps if steps > 0 else 0.0
-        self._result.outcomes[request] = int(Outcome.FINISHED)
+        self._result.outcomes[request] = _FINISHED
 
     def _fail(self, now: float, index: int, down_s: float) -> None:
         worker = self._workers[index]

@@ -43,6 +43,12 @@ class Law:
         hidden = prefill if prefill < decode else decode
         return steps * self.base + prefill + decode - self.overlap * hidden
 
+    def decode_s(self, steps: float, batch: int, contexts: float) -> float:
+        """`run_s` without prefill."""
+        return steps * (
+            self.base + batch * self.sequence + self.context * (contexts + (steps - 1) / 2 * batch)
+        )
+
     def steps_until(self, seconds: float, batch: int, contexts: float) -> float:
         """Whole steps of decode alone that have begun by then: the last of them ends at or after it."""
         a = self.context * batch / 2

@@ -21,11 +21,7 @@ class Prompt(NamedTuple):
     remaining: int  # tokens to decode after the first
 
 
-class Finished(NamedTuple):
-    """What a run brought about."""
-
-    first_tokens: list[Prompt]  # prompts whose last chunk is done
-    done: list[int]  # requests that have all their tokens
+Finished = tuple[list[Prompt], list[int]]
 
 
 class Worker:
@@ -129,25 +125,27 @@ class Worker:
         if steps >= self.run_steps:
             return False
         self.run_steps = steps
-        self.run_end = self.run_start + self.law.run_s(steps, 0, 0, self.size, self.contexts)
+        self.run_end = self.run_start + self.law.decode_s(steps, self.size, self.contexts)
         self.version += 1
         return True
 
     def begin(self, now: float) -> bool:
         """Start the next run; False when there is nothing to do."""
-        if self.head is None and self.queue:
-            self.head = heappop(self.queue)
+        head = self.head
+        if head is None and self.queue:
+            self.head = head = heappop(self.queue)
             self.head_done = 0
         self.run_start = now
         self.version += 1
+        size = self.size
         # A prompt whose answer would find no place in the batch waits.
-        if self.head is not None and (self.size + len(self.waiting) < self.max_num_seqs or not self.size):
-            self._begin_mixed(now, self.head)
+        if head is not None and (not size or size + len(self.waiting) < self.max_num_seqs):
+            self._begin_mixed(now, head)
             return True
-        if self.size:
+        if size:
             steps = self.batch_heap[0][0] - self.steps
             self.run_steps, self.run_prefill = steps, 0
-            self.run_end = now + self.law.run_s(steps, 0, 0, self.size, self.contexts)
+            self.run_end = now + self.law.decode_s(steps, size, self.contexts)
             return True
         self.run_steps = 0.0
         return False
@@ -179,10 +177,16 @@ class Worker:
         What it carries is settled now: prompts that come while it runs wait for the next. Gives the
         step's duration.
         """
+        done = self.head_done
+        tokens = head.tokens - done
+        if not self.queue:  # most often: nothing else to fill it
+            self.ending, self.head, self.head_done = [head], None, 0
+            self.queued_tokens -= tokens
+            pairs = tokens * (head.cached + done + tokens / 2)
+            return self.law.step_s(tokens, pairs, self.size, self.contexts)
         tokens, pairs, room = 0, 0.0, chunk
         self.ending = []
         following: Prompt | None = head
-        done = self.head_done
         while following is not None:
             part = min(room, following.tokens - done)
             pairs += part * (following.cached + done + part / 2)
@@ -196,23 +200,29 @@ class Worker:
         return self.law.step_s(tokens, pairs, self.size, self.contexts)
 
     def finish_run(self) -> Finished:
-        """Account for the run in progress, which has reached its end."""
+        """Account for the run in progress, which has reached its end.
+
+        Gives the prompts whose last chunk is done, and the requests that have all their tokens.
+        """
         steps = self.run_steps
-        self.steps += steps
-        self.contexts += steps * self.size
         firsts = self._prefilled(steps) if self.run_prefill else []
         self.run_steps = 0.0
-        done = []
-        heap = self.batch_heap
-        while heap and heap[0][0] <= self.steps + 1e-9:
+        done: list[int] = []
+        if not self.size:
+            self.steps += steps
+            return firsts, done
+        self.steps = reached = self.steps + steps
+        self.contexts += steps * self.size
+        heap, until = self.batch_heap, reached + 1e-9
+        while heap and heap[0][0] <= until:
             _, request, offset = heappop(heap)
             self.reserved -= self.joined.pop(request)
             self.size -= 1
-            self.contexts -= offset + self.steps
+            self.contexts -= offset + reached
             done.append(request)
-        if not self.size:
+        if not heap:
             self.contexts = 0.0
-        return Finished(firsts, done)
+        return firsts, done
 
     def _prefilled(self, steps: float) -> list[Prompt]:
         if not self.run_full:

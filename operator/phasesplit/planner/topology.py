@@ -54,6 +54,10 @@ class Topology:
         self._keys = keys
         self._rows: dict[int, list[float]] = {}
         self._columns: dict[int, list[float]] = {}
+        self._sharing: list[dict[str | None, list[int]]] = [{} for _ in self._levels]
+        self._measured_from: dict[int, list[tuple[int, float]]] = {}
+        self._measured_to: dict[int, list[tuple[int, float]]] = {}
+        self._index_classes()
 
     @property
     def num_classes(self) -> int:
@@ -80,20 +84,41 @@ class Topology:
     def row(self, from_class: int) -> list[float]:
         """Seconds per byte from a class to every class, for different nodes."""
         if from_class not in self._rows:
-            self._rows[from_class] = [self._between(from_class, other) for other in range(self.num_classes)]
+            row = self._guessed_row(from_class)
+            for to_class, value in self._measured_from.get(from_class, ()):
+                row[to_class] = value
+            self._rows[from_class] = row
         return self._rows[from_class]
 
     def column(self, to_class: int) -> list[float]:
         """Seconds per byte from every class to a class, for different nodes."""
         if to_class not in self._columns:
-            self._columns[to_class] = [self._between(other, to_class) for other in range(self.num_classes)]
+            column = self._guessed_row(to_class)
+            for from_class, value in self._measured_to.get(to_class, ()):
+                column[from_class] = value
+            self._columns[to_class] = column
         return self._columns[to_class]
 
-    def _between(self, from_class: int, to_class: int) -> float:
-        one, other = self._representatives[from_class], self._representatives[to_class]
-        if from_class == to_class:
-            return self._guesses[1 + self._distance(self._keys[one], self._keys[other])]
-        return self.seconds_per_byte(one, other)
+    def _guessed_row(self, kind: int) -> list[float]:
+        """By distance alone, the same in both directions: the nearest level that is shared counts."""
+        key = self._keys[self._representatives[kind]]
+        row = [self._guesses[-1]] * self.num_classes
+        for index in reversed(range(len(key))):
+            for other in self._sharing[index].get(key[index], ()):
+                row[other] = self._guesses[1 + index]
+        return row
+
+    def _index_classes(self) -> None:
+        """Classes by what they share at each level, and measured links between classes of one node."""
+        for kind, name in enumerate(self._representatives):
+            for index, place in enumerate(self._keys[name]):
+                if place is not None:
+                    self._sharing[index].setdefault(place, []).append(kind)
+        for (one, other), value in self._measured.items():
+            from_class, to_class = self.class_of[one], self.class_of[other]
+            if from_class != to_class:
+                self._measured_from.setdefault(from_class, []).append((to_class, value))
+                self._measured_to.setdefault(to_class, []).append((from_class, value))
 
     def _key(self, node: NodeFacts) -> Key:
         return tuple(node.labels.get(level) for level in self._levels)
