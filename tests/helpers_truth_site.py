@@ -1,11 +1,12 @@
 """A router and workers as processes of this machine, paced like devices, for benchmarks.
 
-One set of workers serves both modes: only the routing table differs. A site with a link of its own makes
-every KV transfer pass a relay of that bandwidth.
+One set of workers serves both modes: only the routing table differs. A site with relays makes every KV
+transfer pass one, whose bandwidth may be changed at any time.
 """
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import subprocess
@@ -57,20 +58,20 @@ def text_model_dir() -> Path:
     return target
 
 
-@dataclass(frozen=True, slots=True)
-class Bandwidth:
-    """A relay on one port that passes so many bytes per second from the worker to whoever pulls."""
+@dataclass(slots=True)
+class Relay:
+    """Stands before a worker's port and passes so many bytes per second on each connection to it."""
 
     port: int
-    bytes_per_s: float
+    bytes_per_s: float = math.inf
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.port)
         ends = (writer, up_writer)
         pumps = [
-            asyncio.create_task(self._pump(reader, up_writer, float("inf"))),
-            asyncio.create_task(self._pump(up_reader, writer, self.bytes_per_s)),
+            asyncio.create_task(self._pump(reader, up_writer, is_slow=False)),
+            asyncio.create_task(self._pump(up_reader, writer, is_slow=True)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -81,22 +82,25 @@ class Bandwidth:
                 end.transport.abort()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_per_s: float
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_slow: bool
     ) -> None:
         free_at_s = time.monotonic()
         with contextlib.suppress(OSError):
             while data := await reader.read(_PIECE_BYTES):
-                free_at_s = max(free_at_s, time.monotonic()) + len(data) / bytes_per_s
                 writer.write(data)
                 await writer.drain()
-                await asyncio.sleep(max(0.0, free_at_s - time.monotonic()))
+                if is_slow and not math.isinf(self.bytes_per_s):
+                    free_at_s = max(free_at_s, time.monotonic()) + len(data) / self.bytes_per_s
+                    await asyncio.sleep(max(0.0, free_at_s - time.monotonic()))
 
 
 class Site:
     """Running workers and their router."""
 
-    def __init__(self, workers: Sequence[WorkerProcess], router: RouterProcess, has_relays: bool) -> None:
-        self.has_relays = has_relays
+    def __init__(
+        self, workers: Sequence[WorkerProcess], router: RouterProcess, relays: Sequence[Relay]
+    ) -> None:
+        self._relays = list(relays)
         self.workers = list(workers)
         self.router = router
         self._version = 0
@@ -105,6 +109,11 @@ class Site:
     def target(self) -> Target:
         """Where to send requests."""
         return Target(url=self.router.url, model=MODEL, timeout_s=300)
+
+    def set_link(self, bytes_per_s: float) -> None:
+        """From now on transfers pass at this speed. Needs relays."""
+        for relay in self._relays:
+            relay.bytes_per_s = bytes_per_s
 
     async def serve(self, prefill: int | None, classes: tuple[LatencyClass, ...]) -> None:
         """From now on `prefill` workers read prompts and the others decode; None: all do both."""
@@ -155,7 +164,7 @@ class Site:
         half = len(self.workers) // 2
         found: list[LinkFacts] = []
         for near in self.workers[:half]:
-            host = RELAY_HOST if self.has_relays else "127.0.0.1"
+            host = RELAY_HOST if self._relays else "127.0.0.1"
             body = ProbeRequest(
                 host=host, port=near.transfer_port, pod=near.name, node=f"node-of-{near.name}",
                 bytes=_PROBE_BYTES, deadline_s=10,
@@ -195,11 +204,12 @@ def endpoint_of(worker: WorkerProcess) -> dict[str, object]:
 
 @asynccontextmanager
 async def running_site(
-    count: int, *, pace: StepProfile | None, model: Path, link_bytes_per_s: float | None = None
+    count: int, *, pace: StepProfile | None, model: Path, relays: bool = False
 ) -> AsyncIterator[Site]:
     """A site of `count` workers; they end with the block."""
     router = RouterProcess(admin_token=ADMIN_TOKEN, model=MODEL)
     workers: list[WorkerProcess] = []
+    made: list[Relay] = []
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phasesplit-truth-")))
         (folder / "admin-token").write_text(ADMIN_TOKEN)
@@ -210,18 +220,18 @@ async def running_site(
         stack.callback(lambda: [end(worker) for worker in workers])
         for index in range(count):
             pool = "prefill" if index < count // 2 else "decode"
-            workers.append(start_worker(folder, f"obj-{pool}-{index}", model, pace, link_bytes_per_s))
+            workers.append(start_worker(folder, f"obj-{pool}-{index}", model, pace, relays))
         for worker in workers:
             await asyncio.to_thread(worker.wait_ready)
-            if link_bytes_per_s is not None:
-                relay = Bandwidth(worker.transfer_port, link_bytes_per_s)
-                server = await asyncio.start_server(relay.handle, RELAY_HOST, worker.transfer_port)
+            if relays:
+                made.append(Relay(worker.transfer_port))
+                server = await asyncio.start_server(made[-1].handle, RELAY_HOST, worker.transfer_port)
                 stack.callback(server.close)
-        yield Site(workers, router, link_bytes_per_s is not None)
+        yield Site(workers, router, made)
 
 
 def start_worker(
-    folder: Path, name: str, model: Path, pace: StepProfile | None, link_bytes_per_s: float | None
+    folder: Path, name: str, model: Path, pace: StepProfile | None, relays: bool
 ) -> WorkerProcess:
     """One worker process, not yet ready."""
     port, transfer_port = free_port(), free_port()
@@ -239,7 +249,7 @@ def start_worker(
         "OMP_NUM_THREADS": "1",
         "POD_NAME": name,
         "NODE_NAME": f"node-of-{name}",
-        "POD_IP": RELAY_HOST if link_bytes_per_s is not None else "127.0.0.1",
+        "POD_IP": RELAY_HOST if relays else "127.0.0.1",
     }
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)

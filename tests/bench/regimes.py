@@ -12,6 +12,7 @@ target; below a difference of 5 % either one counts as right.
 import argparse
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,11 +47,13 @@ REGIMES = (
 )
 
 
-async def judge(site: Site, regime: Regime, seed: int) -> Verdict:
+async def judge(site: Site, regime: Regime, options: argparse.Namespace) -> Verdict:
     """Serve colocated, decide, serve split."""
+    site.set_link(regime.link_bytes_per_s)
     await site.serve(None, (regime.target,))
     ratio = await count_tokens_per_word(site.target)
-    trace = poisson_trace(regime.shape, seed, ratio)
+    shape = replace(regime.shape, requests=round(options.scale * regime.shape.requests))
+    trace = poisson_trace(shape, options.seed, ratio)
     async with Lateness() as lateness:
         colocated = await send_trace(site.target, trace)
     await site.settle()
@@ -100,20 +103,18 @@ def row_of(verdict: Verdict) -> dict[str, object]:
 
 
 async def run(options: argparse.Namespace) -> list[dict[str, object]]:
-    """Regime after regime; workers are started anew only where the link is another one."""
+    """Regime after regime on the same workers."""
     chosen = [item for item in REGIMES if options.only is None or item.name in options.only]
     rows: list[dict[str, object]] = []
     print(
         "| regime | expected | decision | colocated in target | split in target | decision was |", flush=True
     )
     print("|---|---|---|---|---|---|", flush=True)
-    for link in dict.fromkeys(item.link_bytes_per_s for item in chosen):
-        relay = link if link < FAST else None
-        async with running_site(WORKERS, pace=DEVICE, model=text_model_dir(), link_bytes_per_s=relay) as site:
-            for regime in (item for item in chosen if item.link_bytes_per_s == link):
-                verdict = await judge(site, regime, options.seed)
-                print(show(verdict), flush=True)
-                rows.append(row_of(verdict))
+    async with running_site(WORKERS, pace=DEVICE, model=text_model_dir(), relays=True) as site:
+        for regime in chosen:
+            verdict = await judge(site, regime, options)
+            print(show(verdict), flush=True)
+            rows.append(row_of(verdict))
     return rows
 
 
@@ -122,6 +123,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=[item.name for item in REGIMES], help="some regimes")
+    parser.add_argument("--scale", type=float, default=1.0, help="more or fewer requests")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print(describe_machine())
