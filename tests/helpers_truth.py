@@ -26,7 +26,6 @@ from phasesplit_bench.summary import quantile
 
 ROOT = Path(__file__).resolve().parents[1]
 PERCENTS = (50, 90)
-_NAP_S = 0.02
 Range = tuple[int, int]
 
 # Of a made-up device, slow enough that two cores carry four of them and that what HTTP and a busy machine
@@ -65,9 +64,12 @@ class Compared:
         return abs(self.simulated_s / self.measured_s - 1) if self.measured_s > 0 else float("inf")
 
 
-def poisson_trace(shape: Shape, seed: int, tokens_per_word: float) -> list[Arrival]:
-    """Open-loop arrivals from time 0 on; the same seed makes the same trace."""
-    source = random.Random(seed)
+def poisson_trace(shape: Shape, seed: int, tokens_per_word: float, text: str = "") -> list[Arrival]:
+    """Open-loop arrivals from time 0 on; the same seed makes the same times and lengths.
+
+    `text` tells runs on the same workers apart: a prompt sent twice would be found in the prefix cache.
+    """
+    source, words_source = random.Random(seed), random.Random(f"{seed} {text}")
     trace: list[Arrival] = []
     at_s = 0.0
     for index in range(shape.requests):
@@ -75,7 +77,7 @@ def poisson_trace(shape: Shape, seed: int, tokens_per_word: float) -> list[Arriv
         prompt_tokens = source.randint(*source.choice(shape.prompt_tokens))
         output_tokens = source.randint(*source.choice(shape.output_tokens))
         words = max(6, round(prompt_tokens / tokens_per_word))
-        trace.append(Arrival(index, at_s, make_prompt(words, source), output_tokens))
+        trace.append(Arrival(index, at_s, make_prompt(words, words_source), output_tokens))
     return trace
 
 
@@ -93,36 +95,9 @@ async def send_trace(target: Target, trace: Sequence[Arrival]) -> list[Result]:
         return list(await asyncio.gather(*(one(arrival) for arrival in trace)))
 
 
-class Lateness:
-    """How late this process wakes up: what a busy machine adds to every step and every token."""
-
-    def __init__(self) -> None:
-        self._late_s: list[float] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> "Lateness":
-        self._task = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _watch(self) -> None:
-        while True:
-            wanted_s = time.monotonic() + _NAP_S
-            await asyncio.sleep(_NAP_S)
-            self._late_s.append(time.monotonic() - wanted_s)
-
-    def at(self, percent: float) -> float:
-        """A quantile in seconds."""
-        return quantile(self._late_s, percent) or 0.0
-
-
 async def count_tokens_per_word(target: Target) -> float:
     """How many tokens the endpoint makes of a word, from two prompts of different length."""
-    source = random.Random(0)
+    source = random.Random(time.time())
     trace = [Arrival(index, 0.0, make_prompt(words, source), 1) for index, words in enumerate((50, 250))]
     short, long = await send_trace(target, trace)
     for result in (short, long):
@@ -131,12 +106,23 @@ async def count_tokens_per_word(target: Target) -> float:
     return (long.prompt_tokens - short.prompt_tokens) / 200
 
 
-def simulated_trace(results: Sequence[Result]) -> tuple[SimulatedArrival, ...]:
-    """What was really sent, when and how long, for the simulator; only requests that were answered."""
-    ordered = sorted((result for result in results if result.is_finished), key=lambda result: result.start_s)
-    return tuple(
-        SimulatedArrival(result.start_s, result.prompt_tokens, result.output_tokens) for result in ordered
-    )
+def simulated_trace(
+    results: Sequence[Result], trace: Sequence[Arrival] = (), tokens_per_word: float = 0.0
+) -> tuple[SimulatedArrival, ...]:
+    """What was really sent, when and how long, for the simulator, in the order of time.
+
+    With `trace` also what was refused or failed, since it was load as well, in the lengths that were meant;
+    without it only what was answered.
+    """
+    meant = {arrival.index: arrival for arrival in trace}
+    arrivals: list[SimulatedArrival] = []
+    for result in sorted(results, key=lambda result: result.start_s):
+        if result.is_finished:
+            arrivals.append(SimulatedArrival(result.start_s, result.prompt_tokens, result.output_tokens))
+        elif (arrival := meant.get(result.index)) is not None:
+            tokens = max(1, round(len(arrival.prompt.split()) * tokens_per_word))
+            arrivals.append(SimulatedArrival(result.start_s, tokens, arrival.max_tokens))
+    return tuple(arrivals)
 
 
 def compare_latencies(results: Sequence[Result], simulated: SimulationResult) -> list[Compared]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from helpers_truth import Shape, simulated_trace
+from helpers_truth import Shape
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import LatencyClass, ServedMode
 from phasesplit.api.v1alpha1 import Fallback, Mode
@@ -23,7 +23,7 @@ from phasesplit.planner.mode_types import (
     ReplayEvidence,
 )
 from phasesplit.planner.replay import ReplayInput, ReplayOutcome, replay
-from phasesplit.planner.simulation_types import SimulatedClass, SplitPlan
+from phasesplit.planner.simulation_types import Arrival, SimulatedClass, SplitPlan
 from phasesplit_bench.client import Result
 from phasesplit_bench.summary import is_attained, quantile
 
@@ -73,6 +73,7 @@ class Verdict:
     outcome: ReplayOutcome
     colocated: Served
     split: Served
+    waited_share: float = 0.0  # of the time, for a processor, in the worse of the two runs
 
     @property
     def plan(self) -> SplitPlan:
@@ -142,13 +143,15 @@ def situation(
     )
 
 
-def decide(given: ModeInput, results: Sequence[Result], regime: Regime) -> tuple[ModeDecision, ReplayOutcome]:
-    """Replay what was served, and decide."""
+def decide(
+    given: ModeInput, window: tuple[Arrival, ...], regime: Regime
+) -> tuple[ModeDecision, ReplayOutcome]:
+    """Replay the window that was served, and decide."""
     hardware = build_hardware(given, judge_links(given))
     target = SimulatedClass("default", regime.ttft_s, regime.tpot_s)
     if hardware is None:
         raise RuntimeError("the workers have reported no step profile")
-    outcome = replay(ReplayInput(simulated_trace(results), hardware, (target,), len(given.workers)))
+    outcome = replay(ReplayInput(window, hardware, (target,), len(given.workers)))
     if outcome is None:
         raise RuntimeError("nothing was served")
     given = replace(given, replay=ReplayEvidence(outcome, 1.0))

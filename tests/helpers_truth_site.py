@@ -6,7 +6,6 @@ transfer pass one, whose bandwidth may be changed at any time.
 
 import asyncio
 import contextlib
-import math
 import os
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from tokenizers import Tokenizer
 
 from helpers_models import cache_root, tiny_model_dir
 from helpers_router import RouterProcess
+from helpers_truth_relay import Relay
 from helpers_worker_processes import ADMIN, ADMIN_TOKEN, MODEL, TRANSFER_KEY, WorkerProcess, free_port
 from phasesplit.api.names import Role
 from phasesplit.api.reports import ProbeRequest, ProbeResult, StepProfile
@@ -34,7 +34,7 @@ from phasesplit_bench.client import Target
 ROOT = Path(__file__).resolve().parents[1]
 RELAY_HOST = "127.0.0.2"  # where a worker behind a relay says it is
 KV_CACHE_BYTES = 64 << 20
-_PIECE_BYTES = 8192
+DISTURBED = 0.1  # a run whose processes waited more than this says little of what devices would do
 _PROBE_BYTES = 256 << 10
 
 
@@ -56,42 +56,6 @@ def text_model_dir() -> Path:
     with contextlib.suppress(OSError):  # another process was faster
         scratch.rename(target)
     return target
-
-
-@dataclass(slots=True)
-class Relay:
-    """Stands before a worker's port and passes so many bytes per second on each connection to it."""
-
-    port: int
-    bytes_per_s: float = math.inf
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.port)
-        ends = (writer, up_writer)
-        pumps = [
-            asyncio.create_task(self._pump(reader, up_writer, is_slow=False)),
-            asyncio.create_task(self._pump(up_reader, writer, is_slow=True)),
-        ]
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            for end in ends:
-                end.transport.abort()
-
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_slow: bool
-    ) -> None:
-        free_at_s = time.monotonic()
-        with contextlib.suppress(OSError):
-            while data := await reader.read(_PIECE_BYTES):
-                writer.write(data)
-                await writer.drain()
-                if is_slow and not math.isinf(self.bytes_per_s):
-                    free_at_s = max(free_at_s, time.monotonic()) + len(data) / self.bytes_per_s
-                    await asyncio.sleep(max(0.0, free_at_s - time.monotonic()))
 
 
 class Site:
@@ -184,6 +148,18 @@ class Site:
         models = [item.model for item in (await self.router.report()).workers if item.model]
         return float(models[0].kv_layout.bytes_per_token)
 
+    def waited_s(self) -> float:
+        """Seconds that threads of workers and router have waited for a processor, where Linux counts them."""
+        pids = [worker.process.pid for worker in self.workers]
+        if self.router.process is not None:
+            pids.append(self.router.process.pid)
+        total_ns = 0
+        for pid in pids:
+            for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):  # the thread has just ended
+                    total_ns += int(path.read_text().split()[1])
+        return total_ns / 1e9
+
     def cpu_s(self) -> float:
         """CPU seconds that workers and router have used."""
         spent = [psutil.Process(worker.process.pid).cpu_times() for worker in self.workers]
@@ -200,6 +176,41 @@ def endpoint_of(worker: WorkerProcess) -> dict[str, object]:
         "port": worker.port,
         "transfer_port": worker.transfer_port,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What a run cost the machine, and what the machine's other work cost the run."""
+
+    cpu_share: float  # of all cores, used by workers and router
+    machine_share: float  # of all cores, used by anything
+    waited_share: float  # of the time, in which the average process waited for a processor
+
+    def __str__(self) -> str:
+        disturbed = " (DISTURBED)" if self.waited_share > DISTURBED else ""
+        return (
+            f"workers and router used {self.cpu_share:.0%} of the cores, the machine "
+            f"{self.machine_share:.0%}; each waited for a processor {self.waited_share:.0%} of the time"
+            f"{disturbed}"
+        )
+
+
+class EffortMeter:
+    """Counts from its making on."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        psutil.cpu_percent()
+        self._cpu_s, self._waited_s, self._started_s = site.cpu_s(), site.waited_s(), time.monotonic()
+
+    def read(self) -> Effort:
+        """Since the beginning."""
+        site, seconds = self._site, time.monotonic() - self._started_s
+        return Effort(
+            cpu_share=(site.cpu_s() - self._cpu_s) / seconds / (psutil.cpu_count() or 1),
+            machine_share=psutil.cpu_percent() / 100,
+            waited_share=(site.waited_s() - self._waited_s) / seconds / (len(site.workers) + 1),
+        )
 
 
 @asynccontextmanager

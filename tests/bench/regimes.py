@@ -6,7 +6,8 @@
 Each regime is served colocated first, on paced workers. What was served there is replayed, and the planner
 decides, as the operator does. Then the same trace is served split, in the replay's best ratio, and the
 shares of requests in target are compared. A decision is right when the chosen mode kept more requests in
-target; below a difference of 5 % either one counts as right.
+target; below a difference of 5 % either one counts as right. "Waited" is the share of the time for which
+workers and router waited for a processor: above 10 % the machine was too busy to play devices.
 """
 
 import argparse
@@ -20,16 +21,16 @@ sys.path[:0] = [str(ROOT / "operator"), str(ROOT / "worker"), str(ROOT / "tests"
 
 from helpers_truth import (  # noqa: E402
     DEVICE,
-    Lateness,
     Shape,
     count_tokens_per_word,
     describe_machine,
     last_line,
     poisson_trace,
     send_trace,
+    simulated_trace,
 )
 from helpers_truth_regimes import Regime, Served, Verdict, decide, situation, split_plan  # noqa: E402
-from helpers_truth_site import Site, running_site, text_model_dir  # noqa: E402
+from helpers_truth_site import EffortMeter, Site, running_site, text_model_dir  # noqa: E402
 from phasesplit.api.routing import ServedMode  # noqa: E402
 
 WORKERS = 4
@@ -53,23 +54,23 @@ async def judge(site: Site, regime: Regime, options: argparse.Namespace) -> Verd
     await site.serve(None, (regime.target,))
     ratio = await count_tokens_per_word(site.target)
     shape = replace(regime.shape, requests=round(options.scale * regime.shape.requests))
-    trace = poisson_trace(shape, options.seed, ratio)
-    async with Lateness() as lateness:
-        colocated = await send_trace(site.target, trace)
+    trace = poisson_trace(shape, options.seed, ratio, f"{regime.name} colocated")
+    meter = EffortMeter(site)
+    colocated = await send_trace(site.target, trace)
+    efforts = [meter.read()]
     await site.settle()
     given = situation(colocated, regime, await site.worker_facts(), await site.probe_links())
-    decision, outcome = decide(given, colocated, regime)
+    decision, outcome = decide(given, simulated_trace(colocated, trace, ratio), regime)
     await site.serve(split_plan(outcome).prefill, (regime.target,))
     await asyncio.sleep(2.0)  # roles reach the workers with the router's next polls
-    split = await send_trace(site.target, trace)
+    meter = EffortMeter(site)
+    split = await send_trace(site.target, poisson_trace(shape, options.seed, ratio, f"{regime.name} split"))
+    efforts.append(meter.read())
     await site.settle()
-    print(
-        f"{regime.name}: {decision.message}; the client woke {lateness.at(50) * 1000:.0f} ms late at p50, "
-        f"{lateness.at(95) * 1000:.0f} ms at p95",
-        file=sys.stderr,
-        flush=True,
-    )
-    return Verdict(regime, decision, outcome, Served.of(colocated, regime), Served.of(split, regime))
+    lines = (f"{regime.name}: {decision.message}", *map(str, efforts))
+    print("\n".join(lines), file=sys.stderr, flush=True)
+    waited = max(effort.waited_share for effort in efforts)
+    return Verdict(regime, decision, outcome, Served.of(colocated, regime), Served.of(split, regime), waited)
 
 
 def show(verdict: Verdict) -> str:
@@ -86,7 +87,7 @@ def show(verdict: Verdict) -> str:
         f"| {verdict.regime.name} | {verdict.regime.expected} | {decision.mode}, {decision.reason} "
         f"| {side(verdict.colocated, found.colocated.attainment)} "
         f"| {verdict.plan.prefill}:{verdict.plan.decode}: {side(verdict.split, found.split.attainment)} "
-        f"| {'right' if verdict.right else 'WRONG'} |"
+        f"| {'right' if verdict.right else 'WRONG'} | {verdict.waited_share:.0%} |"
     )
 
 
@@ -99,6 +100,7 @@ def row_of(verdict: Verdict) -> dict[str, object]:
         "against": verdict.colocated.attained,
         "bar": None,
         "holds": verdict.right,
+        "waited": round(verdict.waited_share, 3),
     }
 
 
@@ -107,9 +109,10 @@ async def run(options: argparse.Namespace) -> list[dict[str, object]]:
     chosen = [item for item in REGIMES if options.only is None or item.name in options.only]
     rows: list[dict[str, object]] = []
     print(
-        "| regime | expected | decision | colocated in target | split in target | decision was |", flush=True
+        "| regime | expected | decision | colocated in target | split in target | decision was | waited |",
+        flush=True,
     )
-    print("|---|---|---|---|---|---|", flush=True)
+    print("|---|---|---|---|---|---|---|", flush=True)
     async with running_site(WORKERS, pace=DEVICE, model=text_model_dir(), relays=True) as site:
         for regime in chosen:
             verdict = await judge(site, regime, options)

@@ -13,13 +13,10 @@ import argparse
 import asyncio
 import math
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-
-import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "operator"), str(ROOT / "worker"), str(ROOT / "tests")]
@@ -28,7 +25,6 @@ from helpers_models import benchmark_model_dir  # noqa: E402
 from helpers_truth import (  # noqa: E402
     DEVICE,
     Compared,
-    Lateness,
     Shape,
     compare_latencies,
     count_tokens_per_word,
@@ -38,7 +34,7 @@ from helpers_truth import (  # noqa: E402
     send_trace,
     simulated_trace,
 )
-from helpers_truth_site import Site, running_site, text_model_dir  # noqa: E402
+from helpers_truth_site import Effort, EffortMeter, Site, running_site, text_model_dir  # noqa: E402
 from phasesplit.api.reports import StepProfile  # noqa: E402
 from phasesplit.api.routing import LatencyClass  # noqa: E402
 from phasesplit.planner.demand import Hardware  # noqa: E402
@@ -83,12 +79,14 @@ def simulated(setting: Setting, results: Sequence[Result]) -> list[Compared]:
     return compare_latencies(results, found)
 
 
-def report(setting: Setting, results: Sequence[Result], busy: str) -> list[dict[str, object]]:
+def report(setting: Setting, results: Sequence[Result], effort: Effort | None) -> list[dict[str, object]]:
     """Print one run; its rows for the last line."""
     finished = sum(result.is_finished for result in results)
     local = sum(result.mode == "Colocated" for result in results if result.is_finished)
     split = f", {local} of them by one worker" if isinstance(setting.plan, SplitPlan) else ""
-    print(f"\n{setting.name}: {finished} of {len(results)} requests finished{split}; {busy}")
+    print(f"\n{setting.name}: {finished} of {len(results)} requests finished{split}")
+    if effort is not None:
+        print(effort)
     rows: list[dict[str, object]] = []
     for row in simulated(setting, results):
         bar = BARS[setting.kind]
@@ -106,25 +104,21 @@ def report(setting: Setting, results: Sequence[Result], busy: str) -> list[dict[
                 "against": row.measured_s,
                 "bar": bar,
                 "holds": row.deviation <= bar,
+                "waited": round(effort.waited_share, 3) if effort else None,
             }
         )
     return rows
 
 
-async def measure(site: Site, shape: Shape, seed: int, tokens_per_word: float) -> tuple[list[Result], str]:
+async def measure(
+    site: Site, shape: Shape, seed: int, tokens_per_word: float, text: str
+) -> tuple[list[Result], Effort]:
     """Send the trace, and say how busy these processes and the whole machine were meanwhile."""
-    cores = psutil.cpu_count() or 1
-    psutil.cpu_percent()
-    before_s, started_s = site.cpu_s(), time.monotonic()
-    async with Lateness() as lateness:
-        results = await send_trace(site.target, poisson_trace(shape, seed, tokens_per_word))
-    share = (site.cpu_s() - before_s) / (time.monotonic() - started_s) / cores
-    busy = (
-        f"these processes used {share:.0%} of {cores} cores, the machine {psutil.cpu_percent():.0f} %; "
-        f"the client woke {lateness.at(50) * 1000:.0f} ms late at p50, {lateness.at(95) * 1000:.0f} ms at p95"
-    )
+    meter = EffortMeter(site)
+    results = await send_trace(site.target, poisson_trace(shape, seed, tokens_per_word, text))
+    effort = meter.read()
     await site.settle()
-    return results, busy
+    return results, effort
 
 
 def middle(profiles: Sequence[StepProfile]) -> StepProfile:
@@ -156,7 +150,7 @@ async def run_site(kind: str, options: argparse.Namespace) -> list[dict[str, obj
     ) as site:
         await site.serve(None, (TARGETS,))
         ratio = await count_tokens_per_word(site.target)
-        for prefill in (count // 2, None):
+        for prefill in {"split": (count // 2,), "colocated": (None,)}.get(options.mode, (count // 2, None)):
             await site.serve(prefill, (TARGETS,))
             plan: Plan = (
                 ColocatedPlan(count, step_budget_s=TARGETS.tpot_s)
@@ -164,10 +158,10 @@ async def run_site(kind: str, options: argparse.Namespace) -> list[dict[str, obj
                 else SplitPlan(prefill, count - prefill)
             )
             warm_up = Shape(shape.rate_per_s, 8, shape.prompt_tokens, shape.output_tokens)
-            await measure(site, warm_up, 1000 + options.seed, ratio)
-            results, busy = await measure(site, shape, options.seed, ratio)
+            await measure(site, warm_up, 1000 + options.seed, ratio, f"{plan} warm-up")
+            results, effort = await measure(site, shape, options.seed, ratio, str(plan))
             hardware = await hardware_of(site, pace)
-            rows += report(Setting(kind, plan, hardware), results, busy)
+            rows += report(Setting(kind, plan, hardware), results, effort)
             if options.keep:
                 keep(options.keep, kind, plan, hardware, results)
     return rows
@@ -201,7 +195,7 @@ async def run_url(options: argparse.Namespace) -> list[dict[str, object]]:
     )
     trace = poisson_trace(shape, options.seed, await count_tokens_per_word(target))
     results = await send_trace(target, trace)
-    return report(Setting("paced", plan_of(options.plan), hardware), results, "measured by URL")
+    return report(Setting("paced", plan_of(options.plan), hardware), results, None)
 
 
 async def run(options: argparse.Namespace) -> list[dict[str, object]]:
@@ -219,6 +213,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=tuple(BARS), help="one of the two kinds of run")
+    parser.add_argument("--mode", choices=("split", "colocated"), help="one of the two modes")
     parser.add_argument("--requests", type=int, help="requests of each run")
     parser.add_argument("--rate", type=float, help="requests per second")
     parser.add_argument("--seed", type=int, default=1)

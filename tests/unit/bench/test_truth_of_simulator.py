@@ -74,15 +74,20 @@ def test_quantiles_are_compared_with_those_of_the_simulated_trace() -> None:
     assert all(0 < row.simulated_s < 2 for row in rows)
 
 
-def test_failed_requests_are_not_simulated() -> None:
+def test_failed_requests_are_simulated_only_where_their_lengths_are_known() -> None:
     results = results_of()
     results[0].error = "broken"
     assert len(simulated_trace(results)) == 99
+    trace = poisson_trace(SHAPE, 3, 2.0)
+    arrivals = simulated_trace(results, trace, 2.0)
+    assert len(arrivals) == 100
+    assert arrivals[0].prompt_tokens == 2 * len(trace[0].prompt.split())
+    assert arrivals[0].output_tokens == trace[0].max_tokens
 
 
 def test_a_quiet_window_is_decided_for_colocated_as_the_operator_would() -> None:
     results = results_of()
-    decision, outcome = decide(situation(results, REGIME, WORKERS, LINKS), results, REGIME)
+    decision, outcome = decide(situation(results, REGIME, WORKERS, LINKS), simulated_trace(results), REGIME)
     assert decision.mode is ServedMode.COLOCATED
     assert outcome.requests == 100
     assert split_plan(outcome).workers == 4
@@ -96,7 +101,7 @@ def test_a_decision_for_colocated_is_right_unless_the_split_kept_clearly_more(
     colocated: float, split: float, right: bool
 ) -> None:
     results = results_of()
-    decision, outcome = decide(situation(results, REGIME, WORKERS, LINKS), results, REGIME)
+    decision, outcome = decide(situation(results, REGIME, WORKERS, LINKS), simulated_trace(results), REGIME)
     found = Verdict(REGIME, decision, outcome, Served(colocated, 1, 1), Served(split, 1, 1))
     assert found.right is right
     assert not math.isnan(found.advantage)
