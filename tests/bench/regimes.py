@@ -43,7 +43,7 @@ REGIMES = (
     Regime("tight TTFT, relaxed TPOT", Shape(0.9, 80, LONG, ((8, 16),)), 3.5, 3.0, COLOCATED, FAST),
     Regime("short prompts, decode-heavy", Shape(2.0, 100, SHORT, ((24, 48),)), 2.0, 0.36, COLOCATED, FAST),
     Regime("low load", Shape(0.3, 30, LONG, ((12, 24),)), 8.0, 0.8, COLOCATED, FAST),
-    Regime("both too tight", Shape(0.8, 50, LONG, ((12, 24),)), 1.0, 0.21, COLOCATED, FAST),
+    Regime("both too tight", Shape(0.8, 50, LONG, ((12, 24),)), 1.0, 0.3, COLOCATED, FAST),
     Regime("slow link", Shape(0.9, 70, LONG, ((12, 24),)), 15.0, 0.4, COLOCATED, SLOW),
 )
 
