@@ -9,11 +9,13 @@ import json
 import os
 import platform
 import random
+import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -27,6 +29,7 @@ from phasesplit_bench.summary import quantile
 ROOT = Path(__file__).resolve().parents[1]
 PERCENTS = (50, 90)
 Range = tuple[int, int]
+T = TypeVar("T")
 
 # Of a made-up device, slow enough that two cores carry four of them and that what HTTP and a busy machine
 # add is small beside a step: 200 ms fixed, 670 prompt tokens per second beside it.
@@ -136,6 +139,17 @@ def compare_latencies(results: Sequence[Result], simulated: SimulationResult) ->
             real, model = quantile(measured, percent), quantile(expected, percent)
             rows.append(Compared(label, real or 0.0, model or 0.0))
     return rows
+
+
+def run_until_told(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` that leaves no process behind when it is told to end."""
+
+    async def run() -> T:
+        task = asyncio.ensure_future(main)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await task
+
+    return asyncio.run(run())
 
 
 def describe_machine() -> str:

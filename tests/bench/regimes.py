@@ -26,6 +26,7 @@ from helpers_truth import (  # noqa: E402
     describe_machine,
     last_line,
     poisson_trace,
+    run_until_told,
     send_trace,
     simulated_trace,
 )
@@ -130,7 +131,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print(describe_machine())
-    print(last_line("regimes", asyncio.run(run(options))))
+    print(last_line("regimes", run_until_told(run(options))))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ report what they have fitted themselves. `--plan P:D` is a split, `--plan N` so 
 """
 
 import argparse
-import asyncio
 import math
 import sys
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ from helpers_truth import (  # noqa: E402
     describe_machine,
     last_line,
     poisson_trace,
+    run_until_told,
     send_trace,
     simulated_trace,
 )
@@ -227,7 +227,7 @@ def main() -> None:
     if options.url and options.profile is None:
         parser.error("--url needs --profile: the simulator must know what a step takes")
     print(describe_machine())
-    print(last_line("truth", asyncio.run(run(options))))
+    print(last_line("truth", run_until_told(run(options))))
 
 
 if __name__ == "__main__":
