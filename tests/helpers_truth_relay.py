@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 
-_PIECE_BYTES = 8192
+_SMALLEST_BYTES, _LARGEST_BYTES = 4096, 65536  # of a piece, about 10 ms worth
 
 
 @dataclass(slots=True)
@@ -15,6 +15,10 @@ class Relay:
 
     port: int
     bytes_per_s: float = math.inf
+
+    @property
+    def _piece_bytes(self) -> int:
+        return int(min(_LARGEST_BYTES, max(_SMALLEST_BYTES, self.bytes_per_s / 100)))
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -37,7 +41,7 @@ class Relay:
     ) -> None:
         free_at_s = time.monotonic()
         with contextlib.suppress(OSError):
-            while data := await reader.read(_PIECE_BYTES):
+            while data := await reader.read(self._piece_bytes):
                 writer.write(data)
                 await writer.drain()
                 if is_slow and not math.isinf(self.bytes_per_s):

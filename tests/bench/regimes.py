@@ -40,7 +40,7 @@ SHORT = ((40, 120),)
 SPLIT, COLOCATED = ServedMode.SPLIT, ServedMode.COLOCATED
 FAST, SLOW = 100e6, 0.3e6  # bytes per second
 REGIMES = (
-    Regime("long prompts, tight TPOT", Shape(0.9, 90, LONG, ((12, 24),)), 15.0, 0.35, SPLIT, FAST),
+    Regime("long prompts, tight TPOT", Shape(1.0, 90, LONG, ((12, 24),)), 15.0, 0.4, SPLIT, FAST),
     Regime("tight TTFT, relaxed TPOT", Shape(0.9, 80, LONG, ((8, 16),)), 3.5, 3.0, COLOCATED, FAST),
     Regime("short prompts, decode-heavy", Shape(2.0, 100, SHORT, ((24, 48),)), 2.0, 0.36, COLOCATED, FAST),
     Regime("low load", Shape(0.3, 30, LONG, ((12, 24),)), 8.0, 0.8, COLOCATED, FAST),
