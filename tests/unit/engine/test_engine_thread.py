@@ -176,6 +176,24 @@ def test_a_dead_thread_answers_everybody_and_refuses_more(monkeypatch: pytest.Mo
             engine.submit(request("late", (7, 8, 9), greedy(4)), outputs.put)
 
 
+def test_a_paced_token_comes_at_the_end_of_its_declared_step(tmp_path: Path) -> None:
+    pace = tmp_path / "pace.json"
+    pace.write_text(json.dumps({"base_s": 0.3}))
+    with running_engine(pace_file=pace) as engine:
+        times_s: list[float] = []
+        outputs: queue.Queue[EngineOutput] = queue.Queue()
+
+        def take(output: EngineOutput) -> None:
+            times_s.append(time.monotonic())
+            outputs.put(output)
+
+        started_s = time.monotonic()
+        engine.submit(request("r", tuple(range(5, 25)), greedy(2)), take)
+        read_all(outputs)
+    assert times_s[0] - started_s >= 0.3
+    assert times_s[1] - times_s[0] >= 0.29
+
+
 def test_pacing_stretches_steps_and_reports_the_declared_profile(tmp_path: Path) -> None:
     pace = tmp_path / "pace.json"
     pace.write_text(json.dumps({"base_s": 0.08}))

@@ -150,8 +150,11 @@ class EngineCore:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def step(self) -> StepPlan | None:
-        """Run one step; None when nothing can be computed now."""
+    def step(self, pace: Callable[[StepPlan], None] | None = None) -> StepPlan | None:
+        """Run one step; None when nothing can be computed now.
+
+        `pace` is called when all is computed and nobody has been told of it.
+        """
         plan = self.scheduler.schedule()
         for sequence in plan.preempted:  # before this step writes into what were their blocks
             self._hooks.blocks_lost(sequence)
@@ -168,6 +171,8 @@ class EngineCore:
         with torch.inference_mode():
             logits = self._loaded.forward(batch)
             tokens = sample(logits, batch.sampled, self._loaded.eos_token_ids) if batch.sampled else []
+        if pace is not None:
+            pace(plan)
         for sequence, count in plan.scheduled:
             before = sequence.num_computed_tokens
             sequence.num_computed_tokens += count

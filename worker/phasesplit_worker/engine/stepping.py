@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from phasesplit.api.reports import StepProfile
 from phasesplit_worker.engine.calibration import calibrate
@@ -73,16 +74,16 @@ class Stepper:
         A step that fails ends the sequences in it; the error comes out when it happens repeatedly.
         """
         started_s, processor_started_s = self._clock(), self._processor_clock()
+        # Tokens and KV come out at the end of the declared time: a device has nothing to give before.
+        pace = None if self._pace is None else partial(self._sleep, self._pace, started_s)
         try:
-            plan = self._core.step()
+            plan = self._core.step(pace)
         except (RuntimeError, MemoryError) as error:  # torch's own: out of memory, a bad kernel
             self._note_failure(error)
             return True
         if plan is None:
             return False
         self._num_failed = 0
-        if self._pace is not None:
-            self._sleep(self._pace, started_s, plan)
         processor_s = since(processor_started_s, self._processor_clock())
         self._record(plan, self._clock() - started_s, processor_s)
         return True
