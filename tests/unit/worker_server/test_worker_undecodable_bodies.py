@@ -1,10 +1,14 @@
-"""Bodies that no server can decode are the client's mistake: a 400 before engine and tokenizer."""
+"""Bodies that no server can decode, or only at a price: a 400 before the engine, or a turn in a queue."""
 
+import asyncio
 import json
+import threading
+import time
 
 import pytest
 
 from helpers_worker_server import MODEL
+from phasesplit_worker.server.prepare import MAX_LONG_TEXTS
 
 HALF = "\ud83d"  # the first half of an emoji, as from a client that cuts text in the middle of one
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -64,3 +68,27 @@ async def test_an_error_never_sends_a_long_value_back(served, case: str) -> None
     async with served.session.post(served.url + "/v1/completions", json=body) as response:
         assert 400 <= response.status < 500
         assert len(await response.read()) < 3000
+
+
+async def test_long_texts_become_tokens_few_at_a_time(served, monkeypatch) -> None:
+    lock, running, most = threading.Lock(), 0, 0
+
+    def encode(text: str) -> list[int]:
+        nonlocal running, most
+        with lock:
+            running, most = running + 1, max(most, running + 1)
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+        return [1, 2, 3]
+
+    monkeypatch.setattr(served.worker.ready_parts().tokenizer, "encode", encode)
+
+    async def ask() -> int:
+        body = {"model": MODEL, "prompt": "x" * 5000, "max_tokens": 1}
+        async with served.session.post(served.url + "/v1/completions", json=body) as response:
+            return response.status
+
+    statuses = await asyncio.gather(*(ask() for _ in range(8)))
+    assert set(statuses) <= {200, 429}
+    assert 1 <= most <= MAX_LONG_TEXTS
