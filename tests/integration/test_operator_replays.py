@@ -1,6 +1,7 @@
 """Replays in processes of their own: one at a time, ended when late, never in the way of the loop."""
 
 import asyncio
+import math
 import sys
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from phasesplit.api.reports import RouterReport
 from phasesplit.cluster.router_client import RouterAnswer
 from phasesplit.operator.memory import ObjectMemory
 from phasesplit.operator.replays import COMMAND, ReplayRunner
+from phasesplit.planner import replay_schedule
 from phasesplit.planner.mode_types import ModeInput
 from phasesplit.planner.replay_schedule import usable
 
@@ -99,6 +101,17 @@ async def test_a_replay_that_fails_is_ended_and_reported(name: str) -> None:
     assert sentence in memory.replay_error
     assert memory.replay is None
     assert not psutil.Process().children(recursive=True)
+
+
+async def test_facts_that_cannot_be_are_reported_and_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = replay_schedule.build_replay(GIVEN, busy_object().traffic.requests())
+    assert job is not None
+    odd = replace(job, hardware=replace(job.hardware, link_bytes_per_s=math.nan))
+    monkeypatch.setattr(replay_schedule, "build_replay", lambda *_: odd)
+    runner, memory = ReplayRunner(lambda _: None), busy_object()
+    runner.consider(KEY, memory, GIVEN)
+    assert not runner.is_busy
+    assert "links of nan B/s" in memory.replay_error
 
 
 async def test_the_answer_before_stays_when_a_later_replay_fails() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+_MAX_MESSAGE_CHARS = 1000
+
 
 class ApiError(Exception):
     """A failure that the client sees. `message` is one sentence naming field, value and remedy."""
@@ -24,11 +26,12 @@ class ApiError(Exception):
         retry_after_s: float | None = None,
         reason: str = "",
     ) -> None:
+        message = _shortened(message)
         super().__init__(message)
         self.status = status
         self.message = message
         self.kind = kind
-        self.param = param
+        self.param = None if param is None else _shortened(param)
         self.code = code
         self.retry_after_s = retry_after_s
         self.reason = reason  # label of the router's `rejected_requests_total`; empty: not a rejection
@@ -51,6 +54,11 @@ class ApiError(Exception):
     def response(self) -> web.Response:
         """The error as an HTTP answer."""
         return web.json_response(self.body(), status=self.status, headers=self.headers())
+
+
+def _shortened(text: str) -> str:
+    """What a client sent is named in its error, but never sent back at length."""
+    return text if len(text) <= _MAX_MESSAGE_CHARS else text[: _MAX_MESSAGE_CHARS - 3] + "..."
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

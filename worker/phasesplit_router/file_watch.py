@@ -7,7 +7,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from phasesplit.api import names
 from phasesplit.api.names import Pool
@@ -37,6 +37,13 @@ class _RoutingFile(BaseModel):
 
     table: RoutingTable
     endpoints: tuple[_FileEndpoint, ...] = ()
+
+    @field_validator("endpoints")
+    @classmethod
+    def _pods_are_named_once(cls, value: tuple[_FileEndpoint, ...]) -> tuple[_FileEndpoint, ...]:
+        if len({item.pod for item in value}) < len(value):
+            raise ValueError("a pod is named twice; leave one of its endpoints out")
+        return value
 
 
 class FileWatch:

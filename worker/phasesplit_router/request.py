@@ -3,7 +3,6 @@
 Knows the fields the router acts on; everything else is for the worker to judge. No I/O.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,6 +10,7 @@ from typing import Any
 
 from phasesplit.api.legs import FIELD_INTERNAL, FIELD_TRANSFER
 from phasesplit.api.routing import LatencyClass, RoutingTable
+from phasesplit_http.bodies import encode_json, json_object
 from phasesplit_http.errors import ApiError, bad_request
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
@@ -72,13 +72,13 @@ def parse_request(
     random_seed: int,
 ) -> ClientRequest:
     """Check a body. Raises `ApiError` 400 or 404 with one sentence."""
-    body = _json_object(raw)
+    body = json_object(raw)
     for name in (FIELD_TRANSFER, FIELD_INTERNAL):
         if name in body:
             raise bad_request(f"{name}: this field is reserved for the router; leave it out.", name)
     model = _model(body, table)
     if body.get("n") not in (None, 1):
-        raise bad_request(f"n: {body['n']!r} is not supported; send one request per choice (n = 1).", "n")
+        raise bad_request("n: only n = 1 is supported; send one request per choice.", "n")
     stream = _boolean(body, "stream")
     options = body.get("stream_options")
     if options is not None and (not isinstance(options, dict) or not stream):
@@ -105,25 +105,8 @@ def parse_request(
         seed=random_seed if seed is None else seed,
         prompt_bytes=prompt_bytes,
         latency_class=find_class(table, asked_class),
-        leg_body=json.dumps(leg, separators=(",", ":")).encode()[:-1],
+        leg_body=encode_json(leg)[:-1],
     )
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _json_object(raw: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(raw, parse_constant=_refuse_constant)
-    except RecursionError as error:
-        raise bad_request("The request body is nested too deeply; flatten it.") from error
-    except ValueError as error:
-        detail = "it is not UTF-8 text" if isinstance(error, UnicodeError) else str(error)
-        raise bad_request(f"The request body is not valid JSON: {detail}.") from error
-    if not isinstance(body, dict):
-        raise bad_request("The request body must be a JSON object.")
-    return body
 
 
 def _model(body: dict[str, Any], table: RoutingTable) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from phasesplit.api import names
+from phasesplit_http.bodies import read_body
 from phasesplit_http.errors import ApiError, bad_request, from_http, unavailable
 from phasesplit_router.answers import Answer
 from phasesplit_router.attempt import Progress
@@ -98,7 +99,7 @@ class RouterServer:
         # An id that is in use would mix up two requests at the workers.
         request_id = sent_id if sent_id is not None and sent_id not in self._ids else uuid.uuid4().hex
         client = parse_request(
-            await _read_body(request),
+            await read_body(request, READ_TIMEOUT_S),
             endpoint,
             table,
             request_id=request_id,
@@ -245,18 +246,6 @@ class RouterServer:
                 code="not_found",
             )
         return web.Response(text=trace.model_dump_json(), content_type="application/json")
-
-
-async def _read_body(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            return await request.read()
-    except TimeoutError as error:
-        raise ApiError(
-            408,
-            f"The request body did not arrive within {READ_TIMEOUT_S:.0f} s; send it again.",
-            code="timeout",
-        ) from error
 
 
 def _too_large() -> ApiError:

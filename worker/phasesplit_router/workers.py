@@ -106,6 +106,12 @@ class Worker:
             return False
         return self.report is None or self.report.state is WorkerState.READY
 
+    def doubt(self, now_s: float) -> int:
+        """0: nothing speaks against it, 1: it has never answered, 2: it has just failed."""
+        if now_s < self.avoid_until_s:
+            return 2
+        return 1 if self.report is None else 0
+
     @property
     def num_prefills(self) -> int:
         """Prompts sent there whose first token has not come."""
@@ -218,16 +224,15 @@ class WorkerBook:
     def views(self, now_s: float) -> tuple[WorkerView, ...]:
         """Workers that may get new requests.
 
-        One that has just failed is left out while another of its role is there, so that a request
-        which no worker can serve does not take all of them away from everybody.
+        One that has just failed, or has never answered, is left out while a better one of its role is
+        there: a request which no worker can serve does not take all of them away from everybody, and
+        none is tried on pods that may not exist.
         """
         able = [(self.role_of(worker), worker) for worker in self.workers.values() if worker.is_able]
-        fresh = {role for role, worker in able if now_s >= worker.avoid_until_s}
-        return tuple(
-            worker.view(role, now_s)
-            for role, worker in able
-            if now_s >= worker.avoid_until_s or role not in fresh
-        )
+        least: dict[Role, int] = {}
+        for role, worker in able:
+            least[role] = min(worker.doubt(now_s), least.get(role, 2))
+        return tuple(worker.view(role, now_s) for role, worker in able if worker.doubt(now_s) == least[role])
 
     def links(self, now_s: float) -> dict[tuple[str, str], float]:
         """Bandwidth between nodes: measured by workers where fresh, else as the table believes."""

@@ -73,7 +73,9 @@ class RoutingTable(_Message):
     # Role by pod name; pods not named have `default_roles[pool]`.
     roles: dict[str, Role] = Field(default_factory=dict)
     default_roles: dict[Pool, Role] = Field(default_factory=dict)
-    classes: tuple[LatencyClass, ...] = (LatencyClass(name="default", ttft_s=2.0, tpot_s=0.1),)
+    classes: Annotated[tuple[LatencyClass, ...], Field(min_length=1)] = (
+        LatencyClass(name="default", ttft_s=2.0, tpot_s=0.1),
+    )
     max_model_length: int | None = None
     # Prompt tokens per step of a colocated worker; None: the worker derives it from the targets.
     colocated_max_batched_tokens: int | None = None

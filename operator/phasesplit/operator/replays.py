@@ -67,7 +67,14 @@ class ReplayRunner:
         mark = replay_schedule.mark_of(given, job)
         if replay_schedule.is_due(given.wanted, mark, last):
             memory.replay_asked = mark
-            message = ReplayJob(given=job, minimum_gain_percent=given.minimum_gain_percent)
+            try:
+                message = ReplayJob(given=job, minimum_gain_percent=given.minimum_gain_percent)
+            except ValidationError as error:  # a worker or router has reported what cannot be
+                reason = error.errors(include_url=False, include_input=False)[0]["msg"]
+                memory.replay_error = f"nothing was replayed: {reason}"
+                logger.warning("%s/%s: %s", *key, memory.replay_error)
+                instruments.REPLAYS.labels("error").inc()
+                return
             self._task = asyncio.create_task(self._run(key, memory, mark, message), name="replay")
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """What the replay program reads and writes, and the flips that it finds."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -39,10 +39,46 @@ BAD = {
     "negative length": {"trace": (Arrival(0.0, -5, 10),)},
     "no such class": {"trace": (Arrival(0.0, 5, 10, class_index=3),)},
     "no time": {"trace": (Arrival(math.nan, 5, 10),)},
+    "time before the start": {"trace": (Arrival(-1e9, 5, 10),)},
+    "no link": {"hardware": replace(WINDOW.hardware, link_bytes_per_s=0.0)},
+    "no room": {"hardware": replace(WINDOW.hardware, kv_tokens_per_worker=0.0)},
+    "endless steps": {
+        "hardware": replace(WINDOW.hardware, decode_profile=GPU.model_copy(update={"base_s": math.inf}))
+    },
     "no workers": {"workers": 0},
+    "a step of no tokens": {"chunk_tokens": -1},
+    "no sequences": {"max_num_seqs": 0},
     "no classes": {"classes": ()},
     "too many requests": {"trace": WINDOW.trace * 10},
 }
+
+HARDWARE = [field.name for field in fields(Hardware) if not field.name.endswith("profile")]
+COSTS = ["base_s", *(name for name in type(GPU).model_fields if name.startswith("per_")), "overlap"]
+TARGETS = ["ttft_s", "tpot_s", "share"]
+
+
+def with_number(where: str, name: str, value: float) -> ReplayInput:
+    """The window with one of its numbers changed."""
+    if where == "classes":
+        return replace(WINDOW, classes=(replace(CLASSES[0], **{name: value}),))
+    if where == "hardware":
+        return replace(WINDOW, hardware=replace(WINDOW.hardware, **{name: value}))
+    profile = GPU.model_copy(update={name: value})
+    return replace(WINDOW, hardware=replace(WINDOW.hardware, **{where: profile}))
+
+
+NUMBERS = (
+    [("hardware", name) for name in HARDWARE]
+    + [(phase, name) for phase in ("prefill_profile", "decode_profile") for name in COSTS]
+    + [("classes", name) for name in TARGETS]
+)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, -1])
+@pytest.mark.parametrize(("where", "name"), NUMBERS)
+def test_no_number_may_be_negative_or_none_at_all(where: str, name: str, value: float) -> None:
+    with pytest.raises(ValueError, match="ReplayJob"):
+        ReplayJob(given=with_number(where, name, value), minimum_gain_percent=5)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -135,3 +135,37 @@ def test_request_ids_are_cleaned() -> None:
     assert clean_request_id("abc-1.2:3_x") == "abc-1.2:3_x"
     for bad in (None, "", "a b", "x" * 101, "a\n", "ü", "../x"):
         assert clean_request_id(bad) is None
+
+
+HALF = "\ud83d"  # half an emoji; Python's JSON reads it without complaint
+BAD_BODIES = {
+    "text": ({"messages": [{"role": "user", "content": HALF}]}, "messages"),
+    "stop": ({"messages": [{"role": "user", "content": "a"}], "stop": [HALF]}, "stop"),
+    "name of a field": ({"messages": [{"role": "user", "content": "a"}], HALF: 1}, None),
+    "many choices": ({"messages": [{"role": "user", "content": "a"}], "n": "2" * 100_000}, "n"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_BODIES)
+def test_what_no_worker_can_read_costs_no_attempt(case: str) -> None:
+    body, param = BAD_BODIES[case]
+    for raw in (
+        json.dumps(body).encode(),
+        json.dumps(body, ensure_ascii=False).encode(errors="surrogatepass"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            parse(raw)
+        assert (caught.value.status, caught.value.param) == (400, param)
+        assert len(caught.value.encoded()) < 3000
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_every_depth_is_served_or_refused(opening: bytes) -> None:
+    closing = b"]" if opening == b"[" else b"}"
+    for depth in range(800, 1100):
+        middle = b"1" if opening != b"[" else b""
+        nested = opening * depth + middle + closing * depth
+        try:
+            parse(b'{"messages":[{"role":"user","content":"a"}],"metadata":' + nested + b"}")
+        except ApiError as error:
+            assert error.status == 400  # most depths are no error

@@ -1,14 +1,18 @@
 """What the router knows of each worker: readiness, load, slow start, links."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from phasesplit.api.manifest import KVLayout
 from phasesplit.api.names import Pool, Role
 from phasesplit.api.reports import LinkSample, ModelFacts, StepProfile, WorkerReport, WorkerState
 from phasesplit.api.routing import LatencyClass, LinkEstimate, RoutingTable, WhenInfeasible
 from phasesplit_router import predict
+from phasesplit_router.file_watch import read_routing_file
 from phasesplit_router.snapshot import Address, Snapshot, addresses_of_slices
 from phasesplit_router.workers import MAX_DECODES, SLOW_START_FIRST, WorkerBook
 
@@ -234,3 +238,35 @@ def test_measured_links_replace_believed_ones_while_fresh() -> None:
     book.workers["a"].take_report(report(links=[sample]), 10.0)
     assert book.links(10.0) == {("x", "y"): 50.0}
     assert book.links(500.0) == {("x", "y"): 5.0}
+
+
+def test_pods_that_never_answered_wait_behind_those_that_did() -> None:
+    book = book_of("ghost", "a", "other ghost")
+    assert len(book.views(0.0)) == 3  # nothing is known yet
+    book.workers["a"].take_report(report(), 0.0)
+    assert [view.pod for view in book.views(0.0)] == ["a"]
+    # Better a pod that may not exist than one that has just failed.
+    book.workers["a"].leg_failed(0.0)
+    assert [view.pod for view in book.views(0.1)] == ["ghost", "other ghost"]
+
+
+ROUTING_FILE = {
+    "table": {"model": "m"},
+    "endpoints": [{"pod": "a", "pool": "decode"}, {"pod": "b", "pool": "decode"}],
+}
+BAD_FILES = {
+    "a pod twice": {"endpoints": [{"pod": "a", "pool": "decode"}, {"pod": "a", "pool": "prefill"}]},
+    "no classes": {"table": {"model": "m", "classes": []}},
+    "no table": {"table": None},
+    "a port beyond": {"endpoints": [{"pod": "a", "pool": "decode", "port": 70000}]},
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_routing_file_that_cannot_be_served_is_refused_whole(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "routing.json"
+    path.write_text(json.dumps(ROUTING_FILE))
+    assert len(read_routing_file(path).addresses) == 2
+    path.write_text(json.dumps(ROUTING_FILE | BAD_FILES[case]))
+    with pytest.raises(ValidationError):
+        read_routing_file(path)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 from aiohttp import ClientSession, web
@@ -282,6 +283,20 @@ async def test_a_hanging_engine_is_unready_before_it_is_dead(served) -> None:
     assert (await get(served, "/health"))[0] == 200
     served.engine.heartbeat_s -= 7.0
     assert (await get(served, "/health"))[0] == 503
+
+
+async def test_a_process_that_stood_still_gives_its_engine_time_again(served, monkeypatch) -> None:
+    monkeypatch.setattr("phasesplit_worker.server.worker.PAUSE_S", 0.8)
+    monkeypatch.setattr("phasesplit_worker.server.worker.MIN_LIVENESS_S", 1.2)
+    await asyncio.sleep(0.6)  # the watchdog has looked
+    served.engine.is_stuck = True
+    time.sleep(1.0)  # noqa: ASYNC251  the whole process stands still, as on a frozen node
+    served.engine.heartbeat_s -= 60.0
+    assert (await get(served, "/health"))[0] == 200
+    assert served.worker.state == "ready"
+    # An engine that does not go on is found all the same.
+    await asyncio.wait_for(served.worker.wait_broken(), 10)
+    assert "no sign of life" in served.worker.message
 
 
 async def test_a_body_that_does_not_arrive_is_a_408(served, monkeypatch) -> None:

@@ -3,14 +3,13 @@
 Knows HTTP and the OpenAI error format; knows nothing of engine or transfer.
 """
 
-import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from phasesplit_http.errors import ApiError, bad_request, from_http
+from phasesplit_http.bodies import json_object, read_body
+from phasesplit_http.errors import ApiError, from_http
 
 logger = logging.getLogger(__name__)
 
@@ -63,19 +62,5 @@ async def error_middleware(request: web.Request, handler: _Handler) -> web.Strea
 
 
 async def read_json_object(request: web.Request) -> dict[str, object]:
-    """The body as a JSON object, or an `ApiError`. aiohttp enforces the size limit while reading."""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            raw = await request.read()
-    except TimeoutError as error:
-        raise ApiError(
-            408, f"The request body did not arrive within {BODY_TIMEOUT_S:.0f} s.", code="request_timeout"
-        ) from error
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        detail = str(error) if isinstance(error, json.JSONDecodeError) else "it is not JSON text"
-        raise bad_request(f"The request body is not valid JSON: {detail}.") from error
-    if not isinstance(value, dict):
-        raise bad_request("The request body must be a JSON object.")
-    return value
+    """The body as a JSON object, or an `ApiError`."""
+    return json_object(await read_body(request, BODY_TIMEOUT_S))

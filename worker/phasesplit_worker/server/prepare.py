@@ -7,6 +7,7 @@ event loop.
 import asyncio
 import secrets
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from phasesplit.api.legs import InternalParams, KVTransferParams
@@ -19,6 +20,9 @@ from phasesplit_worker.server.schemas import ChatBody, CompletionBody
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 _INLINE_CHARS = 4096
+# Few at a time: the longest body that is allowed takes half a gigabyte while it becomes tokens.
+MAX_LONG_TEXTS = 2
+_LONG_TEXTS = ThreadPoolExecutor(MAX_LONG_TEXTS, thread_name_prefix="tokenise")
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,10 @@ async def encode_prompt(
 
 async def _encode(encode: Callable[[], list[int]], num_chars: int, param: str) -> list[int]:
     try:
-        tokens = encode() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(encode)
+        if num_chars <= _INLINE_CHARS:
+            tokens = encode()
+        else:
+            tokens = await asyncio.get_running_loop().run_in_executor(_LONG_TEXTS, encode)
     except RequestError as error:
         raise bad_request(str(error), error.parameter or param) from error
     if not tokens:

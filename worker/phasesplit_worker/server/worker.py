@@ -6,6 +6,7 @@ Owns the loading thread, the watchdog and the drain. Knows no HTTP beyond the er
 import asyncio
 import gc
 import logging
+import math
 import threading
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ LIVENESS_STEPS = 5  # a heartbeat older than this many longest steps means that 
 READINESS_SHARE = 0.5  # of the liveness limit
 MIN_LIVENESS_S = 10.0  # a busy machine delays any thread by seconds without anything being wrong
 WATCH_INTERVAL_S = 0.5
+PAUSE_S = 5.0  # a watchdog that comes this late has stood still itself, with the whole process
 STOP_TIMEOUT_S = 10.0
 RETRY_LOADING_S, RETRY_DRAINING_S, RETRY_FAILED_S = 10, 5, 30
 _TERMINATION_LOG = Path("/dev/termination-log")
@@ -50,6 +52,7 @@ class Worker:
             config.role, max_batched_tokens=config.max_batched_tokens, tpot_s=config.tpot_target_s
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._looked_s = self._resumed_s = float("-inf")  # at the engine; after the process stood still
         self.metrics = WorkerMetrics(
             model=config.object_name,
             namespace=config.namespace,
@@ -190,11 +193,19 @@ class Worker:
         """What is wrong with the engine thread, if anything."""
         if parts.engine.failure is not None:
             return f"The engine stopped: {parts.engine.failure}"
-        age_s = time.monotonic() - parts.engine.heartbeat_s
+        age_s = time.monotonic() - max(parts.engine.heartbeat_s, self._last_resumed_s())
         limit_s = patience * max(MIN_LIVENESS_S, LIVENESS_STEPS * parts.engine.longest_step_s)
         if age_s > limit_s:
             return f"The engine gave no sign of life for {age_s:.0f} s; at most {limit_s:.0f} s are allowed."
         return None
+
+    def _last_resumed_s(self) -> float:
+        """When the process last went on after standing still: a frozen node is no hanging engine."""
+        now_s = time.monotonic()
+        if PAUSE_S < now_s - self._looked_s < math.inf:  # infinite: the first look
+            self._resumed_s = now_s
+        self._looked_s = now_s
+        return self._resumed_s
 
     def liveness_problem(self) -> str | None:
         """Why the process should be restarted. A model that does not load is no such reason."""
