@@ -73,6 +73,10 @@ def test_text_equals_plain_transformers(subject, forward) -> None:
     steps.compare(subject, answer, SHORT_QUESTION, 24)
 
 
+def test_rising_load_leads_to_a_decision_that_is_carried_out(subject, forward) -> None:
+    steps.overload(subject, forward)
+
+
 def test_a_slow_link_ends_the_split_and_loses_nothing(subject, forward) -> None:
     steps.degrade_link(subject, forward)
 
@@ -131,10 +135,6 @@ def test_without_fallback_a_slow_link_is_an_error_that_names_it(subject, forward
         for node in testbed.spec.nodes:
             testbed.shape(node.name, None)
         subject.apply()
-
-
-def test_rising_load_leads_to_a_decision_that_is_carried_out(subject, forward) -> None:
-    steps.overload(subject, forward)
 
 
 def test_a_sample_of_the_soak_run(subject, forward, tmp_path: Path) -> None:

@@ -72,16 +72,18 @@ def scale_notices(changes: Sequence[Change], scaling: ScalingDecision) -> list[N
 def role_notices(
     before: Mapping[str, Role] | None, after: Mapping[str, Role], scaling: ScalingDecision
 ) -> list[Notice]:
-    """Workers that took the other phase's role to follow the load."""
-    if before is None or scaling.reason is not Reason.ROLE_SWITCH:
+    """Ready workers that serve in another role than before, to follow the load."""
+    if before is None:
         return []
-    pods = sorted(pod for pod in {*before, *after} if before.get(pod) != after.get(pod))
-    roles = {pod: after.get(pod, "its pool says") for pod in pods}
+    changed = [pod for pod in sorted(scaling.roles) if before.get(pod) != after.get(pod)]
     return [
         Notice(
-            "Normal", str(scaling.reason), f"{pod} serves as {role}: {scaling.message}", action="SwitchRole"
+            "Normal",
+            str(Reason.ROLE_SWITCH),
+            f"{pod} serves as {after.get(pod, 'its pool says')}: {scaling.message}",
+            action="SwitchRole",
         )
-        for pod, role in roles.items()
+        for pod in changed
     ]
 
 

@@ -190,7 +190,7 @@ def test_a_first_start_that_waits_for_its_pools_is_no_fallback() -> None:
 
 SWITCHED = ScalingDecision(
     replicas={},
-    roles={},
+    roles={"x-prefill-1": Role.DECODE},
     reason=Reason.ROLE_SWITCH,
     message="2 requests/s need 1 prefill and 2 decode workers",
     advice={},
@@ -200,18 +200,20 @@ SWITCHED = ScalingDecision(
 )
 
 
+@pytest.mark.parametrize("reason", [Reason.ROLE_SWITCH, Reason.AT_LIMIT, Reason.SETTLED])
 @pytest.mark.parametrize(
-    ("before", "after", "reason", "said"),
+    ("before", "after", "said"),
     [
-        (None, {"x-prefill-1": Role.DECODE}, Reason.ROLE_SWITCH, []),
-        ({}, {"x-prefill-1": Role.DECODE}, Reason.ROLE_SWITCH, ["x-prefill-1 serves as decode"]),
-        ({"x-prefill-1": Role.DECODE}, {"x-prefill-1": Role.DECODE}, Reason.ROLE_SWITCH, []),
-        ({"x-prefill-1": Role.DECODE}, {}, Reason.ROLE_SWITCH, ["x-prefill-1 serves as its pool says"]),
-        ({}, {"x-prefill-1": Role.DECODE}, Reason.SETTLED, []),
+        (None, {"x-prefill-1": Role.DECODE}, []),
+        ({}, {"x-prefill-1": Role.DECODE}, ["x-prefill-1 serves as decode"]),
+        ({"x-prefill-1": Role.DECODE}, {"x-prefill-1": Role.DECODE}, []),
+        ({"x-prefill-1": Role.DECODE}, {}, ["x-prefill-1 serves as its pool says"]),
+        ({"x-prefill-7": Role.DECODE}, {}, []),  # it is gone
     ],
 )
 def test_a_role_switch_is_told_once_per_pod(
-    before: dict[str, Role] | None, after: dict[str, Role], reason: Reason, said: list[str]
+    before: dict[str, Role] | None, after: dict[str, Role], said: list[str], reason: Reason
 ) -> None:
     notices = role_notices(before, after, replace(SWITCHED, reason=reason))
     assert [notice.note for notice in notices] == [f"{text}: {SWITCHED.message}" for text in said]
+    assert {notice.reason for notice in notices} <= {"RoleSwitch"}
