@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import urllib3
+import yaml
 from kubernetes import client, config
 
 from phasesplit.api import names
@@ -13,6 +14,8 @@ from phasesplit.cluster.errors import ClusterError
 from phasesplit.cluster.port_forward import get_json
 
 _TIMEOUT_S = 10
+# What the Kubernetes client raises for a file that is absent, no YAML, no mapping, or holds no readable key.
+_BAD_KUBECONFIG = (config.ConfigException, yaml.YAMLError, OSError, AttributeError, TypeError, ValueError)
 
 
 class Inspector:
@@ -21,8 +24,11 @@ class Inspector:
     def __init__(self, context: str | None = None) -> None:
         try:
             config.load_kube_config(context=context)
-        except config.ConfigException as error:
-            raise ClusterError(f"no usable kubeconfig: {error}; set KUBECONFIG or pass --context") from error
+        except _BAD_KUBECONFIG as error:
+            problem = " ".join(str(error).split()).rstrip(".")
+            raise ClusterError(
+                f"no usable kubeconfig: {problem}; set KUBECONFIG to a file that works, or pass --context"
+            ) from error
         settings = client.Configuration.get_default_copy()
         settings.retries = False  # a person waits: say at once that nobody answers
         api = client.ApiClient(settings)
@@ -122,4 +128,6 @@ def _read(what: str, call: Callable[[], Any]) -> Any:
             sentence = f"{what} could not be read: {error.status} {error.reason}"
         raise ClusterError(sentence) from error
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise ClusterError(f"the API server cannot be reached: {error}") from error
+        raise ClusterError(
+            f"the API server cannot be reached: {error}; is the cluster up, and is it the context you mean?"
+        ) from error

@@ -55,7 +55,7 @@ def test_schema_knows_no_value_that_the_chart_lacks() -> None:
     def check(node: Node, values: Node, path: str) -> None:
         for key, child in node.get("properties", {}).items():
             where = f"{path}.{key}"
-            if where in (".global", ".images.control.pullPolicy", ".images.worker.pullPolicy"):
+            if where == ".global":
                 continue
             if path.endswith(".resources"):
                 continue

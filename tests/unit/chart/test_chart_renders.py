@@ -99,6 +99,11 @@ def test_helm_finds_nothing_to_say() -> None:
         ("prometheus.address=prometheus:9090", "/prometheus/address"),
         ("prometheus.scrapeIntervalSeconds=0", "/prometheus/scrapeIntervalSeconds"),
         ("crds.enabled=maybe", "/crds/enabled"),
+        ("images.control.pullPolicy=Never", "pullPolicy"),
+        ("operator.tolerations[0].kye=x", "kye"),
+        ("prometheus.tolerations[0].effect=NoShedule", "NoExecute"),
+        ("operator.env[0].nam=x", "nam"),
+        ("operator.affinity.nodeAfinity.x=y", "nodeAfinity"),
     ],
 )
 def test_wrong_values_are_refused(setting: str, says: str) -> None:

@@ -46,6 +46,20 @@ def test_no_kubeconfig_is_one_sentence() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("content", ["clusters: [", "text", "[1, 2]", "", "contexts: 1", None])
+def test_an_unusable_kubeconfig_is_one_sentence(content: str | None, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    if content is None:
+        config.mkdir()
+    else:
+        config.write_text(content)
+    done = phasesplit("status", KUBECONFIG=str(config))
+    assert done.returncode == 1
+    assert "no usable kubeconfig" in done.stderr
+    assert "set KUBECONFIG" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
 def test_unreachable_api_server_is_one_sentence(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(
