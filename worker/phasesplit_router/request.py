@@ -78,7 +78,10 @@ def parse_request(
             raise bad_request(f"{name}: this field is reserved for the router; leave it out.", name)
     model = _model(body, table)
     if body.get("n") not in (None, 1):
-        raise bad_request("n: only n = 1 is supported; send one request per choice.", "n")
+        # Cut: what was sent may be megabytes.
+        raise bad_request(
+            f"n: {repr(body['n'])[:40]} is not supported; send one request per choice (n = 1).", "n"
+        )
     stream = _boolean(body, "stream")
     options = body.get("stream_options")
     if options is not None and (not isinstance(options, dict) or not stream):
