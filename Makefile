@@ -39,13 +39,16 @@ demo-down: setup ## Remove what `make demo` made
 	@$(PY) -m demo down
 
 .PHONY: test
-test: setup lint ## Run every test: lint, unit, contract, integration, and all that needs a cluster on the testbed
-	@$(PY) -m testbed build
-	@$(PY) -m testbed.model
-	@$(PY) -m pytest $(TESTS) -q -m "not cluster" --durations=25
+test: test-local ## Run every test: lint, unit, contract, integration, and all that needs a cluster on the testbed
 	@$(MAKE) --no-print-directory test-cluster || \
 	  { echo "what failed is tried once more, on a new cluster"; \
 	    $(MAKE) --no-print-directory test-cluster CHOICE=--last-failed; }
+
+.PHONY: test-local
+test-local: setup lint ## Run every test that needs no cluster
+	@$(PY) -m testbed build
+	@$(PY) -m testbed.model
+	@$(PY) -m pytest $(TESTS) -q -m "not cluster" --durations=25
 
 .PHONY: test-cluster
 test-cluster: setup ## Run the tests on a real cluster alone (the testbed, or CONTEXT=name)
