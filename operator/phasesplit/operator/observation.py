@@ -1,6 +1,6 @@
 """What the pods and workloads of one object look like now, counted. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phasesplit.api import names
@@ -178,3 +178,12 @@ def _is_rolled_out(deployment: Child | None) -> bool:
         and status.get("availableReplicas", 0) >= wanted
         and status.get("replicas", 0) == status.get("updatedReplicas", 0)
     )
+
+
+def addresses_of(pods: Iterable[Manifest]) -> dict[str, str]:
+    """Where pods can be reached, by name; those without an address or on their way out left out."""
+    return {
+        str(pod["metadata"]["name"]): str(pod["status"]["podIP"])
+        for pod in pods
+        if pod["status"].get("podIP") and "deletionTimestamp" not in pod["metadata"]
+    }

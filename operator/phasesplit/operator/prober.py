@@ -2,18 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from phasesplit.api import names
 from phasesplit.api.names import Pool
 from phasesplit.api.reports import ProbeRequest
-from phasesplit.api.v1alpha1 import Manifest
 from phasesplit.cluster.router_client import RouterClient
 from phasesplit.cluster.snapshot import Key, Snapshot
 from phasesplit.cluster.worker_admin import WorkerAdmin
 from phasesplit.operator.links import DOUBT_DUTY, Probe, ProbeMemory, plan_probe
 from phasesplit.operator.memory import ObjectMemory
-from phasesplit.operator.observation import merge_reports
+from phasesplit.operator.observation import addresses_of, merge_reports
 from phasesplit.planner.facts import WorkerFacts
 
 logger = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ class Prober:
         started_s = self._clock()
         if memory.answered_at_s is not None and started_s - memory.answered_at_s < _REPORTS_FRESH_S:
             return
-        addresses = _addresses(snapshot.router_pods())
+        addresses = addresses_of(snapshot.router_pods())
         answers = await self._routers.read_all(addresses, token)
         now_s = self._clock()
         for answer in answers:
@@ -81,7 +80,7 @@ class Prober:
             stale_s=stale_s,
             last=memory.probe,
         )
-        addresses = _addresses(snapshot.worker_pods())
+        addresses = addresses_of(snapshot.worker_pods())
         if probe is None or probe.source not in addresses or probe.puller not in addresses:
             return
         memory.probing = True
@@ -125,11 +124,3 @@ class Prober:
                 # This pass says so, the later one measures again: doubt is not left to the next tick.
                 self._wake(key)
                 asyncio.get_running_loop().call_later(took_s / DOUBT_DUTY, self._wake, key)
-
-
-def _addresses(pods: Iterable[Manifest]) -> dict[str, str]:
-    return {
-        str(pod["metadata"]["name"]): str(pod["status"]["podIP"])
-        for pod in pods
-        if pod["status"].get("podIP") and "deletionTimestamp" not in pod["metadata"]
-    }

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from phasesplit.cluster.router_client import RouterClient
 from phasesplit.cluster.snapshot import Snapshot
 from phasesplit.operator.memory import ObjectMemory
+from phasesplit.operator.observation import addresses_of
 
 # Between two looks at the traces; a trial counts what it sees, and looks more often.
 EVERY_S = 10.0
@@ -27,7 +28,7 @@ class TrafficReader:
         if memory.traffic_read_at_s is not None and now_s - memory.traffic_read_at_s < every_s:
             return
         memory.traffic_read_at_s = now_s
-        addresses = _addresses(snapshot)
+        addresses = addresses_of(snapshot.router_pods())
         memory.traffic.keep_only(addresses.keys())
         for answer in memory.answers:
             if answer.report is None or answer.pod not in addresses:
@@ -43,11 +44,3 @@ class TrafficReader:
             memory.traffic.add(pod, batch, self._clock())
             if batch.next >= batch.total:
                 return
-
-
-def _addresses(snapshot: Snapshot) -> dict[str, str]:
-    return {
-        str(pod["metadata"]["name"]): str(pod["status"]["podIP"])
-        for pod in snapshot.router_pods()
-        if pod["status"].get("podIP") and "deletionTimestamp" not in pod["metadata"]
-    }

@@ -12,7 +12,7 @@ from phasesplit.planner.simulation_types import Arrival
 WINDOW_S = 600.0
 MAX_REQUESTS = 2000
 MIN_REQUESTS = 60  # fewer say too little of how both ways would have done
-_SETTLED_SHARE = 0.9  # of the requests have ended within the time that is cut off the window's end
+_SETTLED_SHARE = 0.9  # of the requests have ended within what is called their usual duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,12 @@ class ServedRequest:
     drawn: bool | None = None  # in a trial of both modes at once: drawn for the split?
 
 
+def usual_duration_s(requests: Sequence[ServedRequest]) -> float:
+    """Within this time most requests have ended; 0 while none has."""
+    durations = sorted(request.e2e_s for request in requests if request.e2e_s is not None)
+    return durations[int(_SETTLED_SHARE * (len(durations) - 1))] if durations else 0.0
+
+
 def replay_window(
     requests: Sequence[ServedRequest], classes: Sequence[LatencyClass], now_s: float
 ) -> tuple[Arrival, ...]:
@@ -39,8 +45,7 @@ def replay_window(
     Requests are known when they have ended: of the newest arrivals only the short ones are, so the time
     that most requests take is cut off the end.
     """
-    durations = sorted(request.e2e_s for request in requests if request.e2e_s is not None)
-    cut_s = durations[int(_SETTLED_SHARE * (len(durations) - 1))] if durations else 0.0
+    cut_s = usual_duration_s(requests)
     index = {item.name: number for number, item in enumerate(classes)}
     kept = sorted(
         (request for request in requests if now_s - WINDOW_S <= request.at_s <= now_s - cut_s),

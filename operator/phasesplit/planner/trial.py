@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phasesplit.planner.traffic import ServedRequest
+from phasesplit.planner.traffic import ServedRequest, usual_duration_s
 from phasesplit.planner.trial_types import (
     Part,
     Trial,
@@ -37,8 +37,7 @@ _SILENT_SHARE = 0.25  # of the answers expected
 
 def start_trial(now_s: float, rate_per_s: float, requests: Sequence[ServedRequest]) -> Trial:
     """Windows long enough for their requests to come and to end."""
-    durations = sorted(request.e2e_s for request in requests if request.e2e_s is not None)
-    usual_s = durations[int(0.9 * (len(durations) - 1))] if durations else 0.0
+    usual_s = usual_duration_s(requests)
     wanted_s = max(SHORTEST_S, 4 * usual_s, WINDOW_REQUESTS / rate_per_s if rate_per_s > 0 else 0.0)
     window_s = min(LONGEST_S, wanted_s)
     skip_s = min(window_s / 3, max(SHORTEST_SKIP_S, usual_s))
