@@ -3,6 +3,7 @@
 from typing import Any
 
 from helpers_operator import make_child, make_model, make_pod
+from helpers_planner import GPU as SMALL_GPU
 from helpers_traces import random_trace
 from helpers_traffic import served_trace
 from phasesplit.api import names
@@ -13,7 +14,6 @@ from phasesplit.api.reports import (
     LinkSample,
     ModelFacts,
     RouterReport,
-    StepProfile,
     WorkerReport,
     WorkerState,
 )
@@ -31,15 +31,6 @@ from phasesplit.planner.replay_schedule import ReplayRecord, build_replay, mark_
 
 GPU = "nvidia.com/gpu"
 LAYOUT = KVLayout(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="float16")
-PROFILE = StepProfile(
-    base_s=0.02,
-    per_prefill_token_s=1.5e-4,
-    per_prefill_context_s=8e-9,
-    per_decode_sequence_s=1e-4,
-    per_decode_context_s=1e-7,
-    num_samples=5000,
-    residual=0.03,
-)
 
 
 class BusyObject:
@@ -152,7 +143,7 @@ def _worker(name: str, node: str) -> WorkerReport:
             name="m", fingerprint="f", weights_bytes=16 << 30, kv_layout=LAYOUT, max_model_length=16384
         ),
         kv_total_blocks=20_000,
-        profile=PROFILE,
+        profile=SMALL_GPU,
     )
 
 

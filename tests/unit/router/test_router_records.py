@@ -3,16 +3,12 @@
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from phasesplit.api.manifest import KVLayout
-from phasesplit.api.names import Pool, Role
-from phasesplit.api.reports import ModelFacts, WorkerReport, WorkerState
 from phasesplit.api.routing import LatencyClass
 from phasesplit_router.fleet import Phase
 from phasesplit_router.histograms import Histogram, HistogramCollector
 from phasesplit_router.records import Ledger, Record, percentile
 
 KIND = LatencyClass(name="kind", ttft_s=1.0, tpot_s=0.1)
-LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
 
 
 def record(**fields: object) -> Record:
@@ -104,19 +100,3 @@ def test_a_new_bound_keeps_the_counts_monotone() -> None:
     assert float(next(line for line in lines if line.startswith("h_sum")).split(" ")[-1]) == pytest.approx(
         11.9
     )
-
-
-def report(pod: str = "a", **fields: object) -> WorkerReport:
-    facts = ModelFacts(name="m", fingerprint="f", weights_bytes=1, kv_layout=LAYOUT, max_model_length=100)
-    known: dict[str, object] = {
-        "pod": pod,
-        "node": "n",
-        "pool": Pool.DECODE,
-        "role": Role.DECODE,
-        "role_version": 1,
-        "state": WorkerState.READY,
-        "engine_id": "e",
-        "model": facts,
-        "kv_total_blocks": 100,
-    }
-    return WorkerReport.model_validate(known | fields)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from phasesplit.api.manifest import KVLayout
-from phasesplit.api.names import Pool, Role
-from phasesplit.api.reports import LinkSample, ModelFacts, StepProfile, WorkerReport, WorkerState
+from helpers_worker_reports import report
+from phasesplit.api.names import Pool
+from phasesplit.api.reports import LinkSample, StepProfile, WorkerState
 from phasesplit.api.routing import LatencyClass, LinkEstimate, RoutingTable, WhenInfeasible
 from phasesplit_router import predict
 from phasesplit_router.file_watch import read_routing_file
@@ -18,7 +18,6 @@ from phasesplit_router.workers import MAX_DECODES, SLOW_START_FIRST, WorkerBook
 
 STRICT = LatencyClass(name="strict", ttft_s=1.0, tpot_s=0.1, when_infeasible=WhenInfeasible.REJECT)
 KIND = LatencyClass(name="kind", ttft_s=1.0, tpot_s=0.1)
-LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
 
 
 def test_exposed_transfer() -> None:
@@ -87,22 +86,6 @@ def test_slices_become_addresses() -> None:
         Address("o-prefill-1", "n1", Pool.PREFILL, "10.0.0.2", 8001, 8101, ready=False),
     )
     assert found[0].url == "http://[fd00::1]:8000"
-
-
-def report(pod: str = "a", **fields: object) -> WorkerReport:
-    facts = ModelFacts(name="m", fingerprint="f", weights_bytes=1, kv_layout=LAYOUT, max_model_length=100)
-    known: dict[str, object] = {
-        "pod": pod,
-        "node": "n",
-        "pool": Pool.DECODE,
-        "role": Role.DECODE,
-        "role_version": 1,
-        "state": WorkerState.READY,
-        "engine_id": "e",
-        "model": facts,
-        "kv_total_blocks": 100,
-    }
-    return WorkerReport.model_validate(known | fields)
 
 
 @dataclass(eq=False)
