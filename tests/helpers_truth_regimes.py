@@ -64,6 +64,14 @@ class Served:
         )
 
 
+def advantage(one: float, other: float) -> float:
+    """Of one share over another, as a share of the lesser; 0 when both are nothing."""
+    least = min(one, other)
+    if least == 0:
+        return float("inf") if one > 0 else -float(other > 0) * 1e9
+    return (one - other) / least
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One regime: decision and measurement."""
@@ -81,11 +89,8 @@ class Verdict:
 
     @property
     def advantage(self) -> float:
-        """Of the split over colocated, as a share of the lesser; 0 when neither keeps anything."""
-        least = min(self.split.attained, self.colocated.attained)
-        if least == 0:
-            return float("inf") if self.split.attained > 0 else -float(self.colocated.attained > 0) * 1e9
-        return (self.split.attained - self.colocated.attained) / least
+        """Of the split over colocated."""
+        return advantage(self.split.attained, self.colocated.attained)
 
     @property
     def right(self) -> bool:
