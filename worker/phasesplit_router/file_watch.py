@@ -55,6 +55,7 @@ class FileWatch:
     async def run(self, publish: Publish) -> None:
         """Publish whenever the file has changed, until cancelled."""
         seen: tuple[int, int, int] | None = None
+        told = ""
         while True:
             try:
                 stat = self._path.stat()
@@ -62,9 +63,12 @@ class FileWatch:
                 if now != seen:
                     publish(read_routing_file(self._path))
                     seen = now
+                    told = ""
             except (OSError, ValidationError) as error:
                 # Half-written files are read again at the next look.
-                logger.warning("the routing file %s cannot be used: %s", self._path, error)
+                if str(error) != told:
+                    told = str(error)
+                    logger.warning("the routing file %s cannot be used: %s", self._path, told)
             await asyncio.sleep(CHECK_S)
 
 

@@ -1,10 +1,10 @@
 """The router's flags as one frozen value, checked once."""
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
 from phasesplit.api import names
+from phasesplit.api.command_line import FlagError, FlagParser
 
 
 class SettingsError(Exception):
@@ -31,9 +31,7 @@ class RouterSettings:
 
 def parse_settings(arguments: list[str] | None = None) -> RouterSettings:
     """Read flags and the files they name. Raises `SettingsError`."""
-    parser = argparse.ArgumentParser(
-        prog="phasesplit-router", description="OpenAI API in front of two pools."
-    )
+    parser = FlagParser("phasesplit-router", "OpenAI API in front of two pools.")
     parser.add_argument("--object", required=True, help="name of the DisaggregatedModel")
     parser.add_argument("--namespace", required=True, help="its namespace")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104
@@ -49,7 +47,10 @@ def parse_settings(arguments: list[str] | None = None) -> RouterSettings:
         "--stall-s", type=float, default=30.0, help="silence after which a stream has stalled"
     )
     parser.add_argument("--max-queued", type=int, default=1000, help="requests that may wait in the router")
-    flags = parser.parse_args(arguments)
+    try:
+        flags = parser.parse_args(arguments)
+    except FlagError as error:
+        raise SettingsError(f"{error}.") from error
     if not 0 < flags.port < 65536:
         raise SettingsError(f"--port {flags.port}: it must be between 1 and 65535.")
     for name in ("drain_s", "stall_s", "max_queued"):

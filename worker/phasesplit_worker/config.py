@@ -9,8 +9,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from phasesplit.api.command_line import FlagError, FlagParser
 from phasesplit.api.names import WORKER_API_PORT, WORKER_TRANSFER_PORT, Pool, Role
 from phasesplit_worker.errors import ConfigError
 
@@ -55,19 +56,15 @@ class WorkerConfig:
     hf_token: str | None = None
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, so that the entry point alone decides what to print."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see phasesplit-worker --help")
-
-
 def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> WorkerConfig:
     """Parse flags (without the program name) and the downward-API environment.
 
     Raises ConfigError with one sentence; `--help` exits through SystemExit as usual.
     """
-    values = vars(_build_parser().parse_args(list(argv)))
+    try:
+        values = vars(_build_parser().parse_args(list(argv)))
+    except FlagError as error:
+        raise ConfigError(str(error)) from error
     tpot_target_ms = values.pop("tpot_target_ms")
     hostname = socket.gethostname()
     return WorkerConfig(
@@ -81,10 +78,8 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> WorkerConfig:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="phasesplit-worker",
-        description="Serve one language model as a member of a prefill or decode pool.",
-        allow_abbrev=False,
+    parser = FlagParser(
+        "phasesplit-worker", "Serve one language model as a member of a prefill or decode pool."
     )
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)

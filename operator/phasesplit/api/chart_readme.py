@@ -30,6 +30,9 @@ Unless `crds.keep` is false it stays when the chart is uninstalled. One that was
 over with `helm install --take-ownership`. Before an uninstall a Job lifts the placement gates of pods that
 still wait for a node.
 
+The default images are those of this version's release. Images of your own, made by `make images`, are named
+with `images.control` and `images.worker`.
+
 ## Values
 
 | value | default | meaning |

@@ -1,6 +1,5 @@
 """`phasesplit-operator [lift-gates]`."""
 
-import argparse
 import asyncio
 import logging
 import os
@@ -9,6 +8,7 @@ import sys
 import uvloop
 from pydantic import ValidationError
 
+from phasesplit.api.command_line import FlagError, FlagParser
 from phasesplit.cluster.errors import ClusterError
 from phasesplit.operator.lift_gates import lift_gates
 from phasesplit.operator.serve import identity, run
@@ -19,7 +19,7 @@ logger = logging.getLogger("phasesplit.operator")
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="phasesplit-operator", description=__doc__)
+    parser = FlagParser("phasesplit-operator", "Reconciles DisaggregatedModel objects.")
     parser.add_argument(
         "command",
         nargs="?",
@@ -27,7 +27,11 @@ def main() -> None:
         default="run",
         help="run (default): serve; lift-gates: release every gated pod before the operator is removed",
     )
-    command = parser.parse_args().command
+    try:
+        command = parser.parse_args().command
+    except FlagError as error:
+        sys.stderr.write(f"phasesplit-operator: {error}.\n")
+        sys.exit(2)
     try:
         settings = OperatorSettings()
     except ValidationError as error:

@@ -1,5 +1,6 @@
 """What the router knows of each worker: readiness, load, slow start, links."""
 
+import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ from helpers_worker_reports import report
 from phasesplit.api.names import Pool
 from phasesplit.api.reports import LinkSample, StepProfile, WorkerState
 from phasesplit.api.routing import LatencyClass, LinkEstimate, RoutingTable, WhenInfeasible
-from phasesplit_router import predict
-from phasesplit_router.file_watch import read_routing_file
+from phasesplit_router import file_watch, predict
+from phasesplit_router.file_watch import FileWatch, read_routing_file
 from phasesplit_router.snapshot import Address, Snapshot, addresses_of_slices
 from phasesplit_router.workers import MAX_DECODES, SLOW_START_FIRST, WorkerBook
 
@@ -253,3 +254,25 @@ def test_a_routing_file_that_cannot_be_served_is_refused_whole(case: str, tmp_pa
     path.write_text(json.dumps(ROUTING_FILE | BAD_FILES[case]))
     with pytest.raises(ValidationError):
         read_routing_file(path)
+
+
+async def test_what_is_wrong_with_a_routing_file_is_said_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(file_watch, "CHECK_S", 0.001)
+    path = tmp_path / "routing.json"
+    published = asyncio.Event()
+    watch = asyncio.create_task(FileWatch(path).run(lambda _: published.set()))
+    try:
+        await asyncio.sleep(0.05)
+        assert len(caplog.records) == 1  # there is no such file
+        path.write_text("{")
+        await asyncio.sleep(0.05)
+        assert len(caplog.records) == 2
+        path.write_text(json.dumps(ROUTING_FILE))
+        await asyncio.wait_for(published.wait(), 5)
+        path.unlink()
+        await asyncio.sleep(0.05)
+        assert len(caplog.records) == 3
+    finally:
+        watch.cancel()
