@@ -217,9 +217,9 @@ class CountingEngine:
         return StepProfile(base_s=0.01)
 
     def set_role(
-        self, role: Role, max_batched_tokens: int | None = None, tpot_s: float | None = None
+        self, role: Role, max_batched_tokens: int | None = None, max_step_s: float | None = None
     ) -> None:
-        self.roles.append((role, max_batched_tokens, tpot_s))
+        self.roles.append((role, max_batched_tokens, max_step_s))
 
     def drain(self) -> None:
         self._is_draining = True

@@ -44,6 +44,7 @@ class WorkerView:
     max_decodes: int = 64
     context_tokens: int = 0  # of the sequences being decoded
     tightest_tpot_s: float = float("inf")  # of the sequences being decoded
+    max_step_s: float = float("inf")  # of steps that also carry prompt tokens
     kv_free_tokens: int | None = None  # None: unknown
     kv_bytes_per_token: int = 0
 
@@ -66,9 +67,9 @@ class WorkerView:
         alone_s = predict.prefill_s(self.profile, tokens)
         if not self.num_decodes or not predict.is_measured(self.profile):
             return alone_s
-        # Steps are as long as the tightest TPOT allows; decoding takes its share of each.
+        # Decoding takes its share of each step.
         step_s = predict.decode_step_s(self.profile, self.num_decodes, self.context_tokens)
-        return alone_s / (1 - min(step_s / self.tightest_tpot_s, 0.8))
+        return alone_s / (1 - min(step_s / self.max_step_s, 0.8))
 
     def has_decode_room(self, demand: "Demand") -> bool:
         """May another sequence decode here without breaking TPOT or running out of KV."""

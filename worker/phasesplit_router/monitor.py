@@ -176,7 +176,7 @@ class Monitor:
                 role=role,
                 version=table.version,
                 max_batched_tokens=table.colocated_max_batched_tokens,
-                tpot_s=min(item.tpot_s for item in table.classes),
+                max_step_s=table.max_step_s(role),
             )
             body = assignment.model_dump_json()
             report = WorkerReport.model_validate_json(

@@ -143,7 +143,7 @@ class Worker:
         if self.tpots[tpot_s] <= 0:
             del self.tpots[tpot_s]
 
-    def view(self, role: Role, now_s: float) -> WorkerView:
+    def view(self, role: Role, now_s: float, max_step_s: float = float("inf")) -> WorkerView:
         """What the policy needs of it."""
         tokens_ahead = self.prompt_tokens.total() + self._others_prefill_tokens
         profile = self.profile
@@ -169,6 +169,7 @@ class Worker:
             max_decodes=self._ramp(MAX_DECODES, now_s),
             context_tokens=self.context_tokens,
             tightest_tpot_s=min(self.tpots, default=float("inf")),
+            max_step_s=max_step_s,
             kv_free_tokens=self._kv_free_tokens(),
             kv_bytes_per_token=layout.bytes_per_token if layout else 0,
         )
@@ -232,7 +233,13 @@ class WorkerBook:
         least: dict[Role, int] = {}
         for role, worker in able:
             least[role] = min(worker.doubt(now_s), least.get(role, 2))
-        return tuple(worker.view(role, now_s) for role, worker in able if worker.doubt(now_s) == least[role])
+        table = self.table
+        longest_s = {role: table.max_step_s(role) if table is not None else float("inf") for role in least}
+        return tuple(
+            worker.view(role, now_s, longest_s[role])
+            for role, worker in able
+            if worker.doubt(now_s) == least[role]
+        )
 
     def links(self, now_s: float) -> dict[tuple[str, str], float]:
         """Bandwidth between nodes: measured by workers where fresh, else as the table believes."""

@@ -106,8 +106,8 @@ class RoleAssignment(_Message):
 
     role: Role
     version: int
-    max_batched_tokens: int | None = None  # colocated chunk budget; None: derived from `tpot_s`
-    tpot_s: float | None = None
+    max_batched_tokens: int | None = None  # colocated chunk budget; None: derived from `max_step_s`
+    max_step_s: float | None = None  # predicted; None: the worker's own target
 
 
 class ProbeRequest(_Message):

@@ -77,8 +77,10 @@ class RoutingTable(_Message):
         LatencyClass(name="default", ttft_s=2.0, tpot_s=0.1),
     )
     max_model_length: int | None = None
-    # Prompt tokens per step of a colocated worker; None: the worker derives it from the targets.
+    # Prompt tokens per step of a colocated worker; None: the worker derives it from the seconds of a step.
     colocated_max_batched_tokens: int | None = None
+    # Predicted seconds of such a step, as the last replay found best; None: the tightest TPOT target.
+    colocated_max_step_s: Annotated[float, Field(gt=0)] | None = None
     transfer_deadline_s: float | None = None
     links: tuple[LinkEstimate, ...] = ()
     trial: TrialTable | None = None  # `roles` then name workers of both modes
@@ -86,3 +88,8 @@ class RoutingTable(_Message):
     def role_of(self, pod: str, pool: Pool) -> Role:
         """Role of a pod: its own entry, else its pool's default, else colocated."""
         return self.roles.get(pod, self.default_roles.get(pool, Role.COLOCATED))
+
+    def max_step_s(self, role: Role) -> float:
+        """Longest predicted step that carries prompt tokens: the tightest TPOT target, or what was tuned."""
+        tuned_s = self.colocated_max_step_s if role is Role.COLOCATED else None
+        return tuned_s or min(item.tpot_s for item in self.classes)

@@ -29,10 +29,11 @@ from phasesplit.planner.facts import NodeFacts, PodFacts, WorkerFacts
 from phasesplit.planner.metrics_health import judge_metrics
 from phasesplit.planner.metrics_types import MetricsInput, MetricsVerdict, Permission
 from phasesplit.planner.mode import decide_mode
-from phasesplit.planner.mode_types import ModeDecision
+from phasesplit.planner.mode_types import ModeDecision, ModeInput
 from phasesplit.planner.placement import binding_for
 from phasesplit.planner.placement_types import PlacementPlan, PoolRequest
 from phasesplit.planner.reading import to_pool_request
+from phasesplit.planner.replay_schedule import tuned_step_s
 from phasesplit.planner.scaling_types import ScalingDecision, ScalingInput
 
 _CAUSES = frozenset({Reason.LINK_DEGRADED, Reason.POOL_UNAVAILABLE, Reason.MISMATCH, Reason.COLOCATED_BETTER})
@@ -95,7 +96,7 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
         ),
     )
     memory.scaling = scaling.memory
-    content = _table_content(given, mode, scaling, facts)
+    content = _table_content(given, mode, scaling, facts, _colocated_step_s(given, memory, mode_input))
     return Decisions(
         plan=tell_shortage(plan, room) if scaling.replicas else plan,
         mode=mode,
@@ -193,7 +194,11 @@ def _pool_request(given: Situation, pool: Pool, pods: Sequence[PodFacts]) -> Poo
 
 
 def _table_content(
-    given: Situation, mode: ModeDecision, scaling: ScalingDecision, facts: Facts
+    given: Situation,
+    mode: ModeDecision,
+    scaling: ScalingDecision,
+    facts: Facts,
+    colocated_step_s: float | None,
 ) -> RoutingTable:
     live, spec = given.live_table, given.spec
     model = given.snapshot.model
@@ -222,9 +227,17 @@ def _table_content(
         classes=facts.classes,
         max_model_length=longest,
         colocated_max_batched_tokens=spec.colocated.max_batched_tokens,
+        colocated_max_step_s=colocated_step_s,
         transfer_deadline_s=deadline / 1000 if deadline is not None else None,
         links=table.merge_links(live.links if live is not None else (), facts.links, busy=facts.busy),
     )
+
+
+def _colocated_step_s(given: Situation, memory: ObjectMemory, mode_input: ModeInput) -> float | None:
+    """What the replay found best; a trial compares two things that stand still."""
+    if memory.in_trial and given.live_table is not None:
+        return given.live_table.colocated_max_step_s
+    return tuned_step_s(memory.replay, mode_input)
 
 
 def _is_gated(given: Situation, plan: PlacementPlan, pool: Pool) -> bool:

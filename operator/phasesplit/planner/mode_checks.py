@@ -162,8 +162,15 @@ def check_targets_missed(situation: Situation) -> Finding | None:
     return Finding(
         Reason.TARGETS_MET,
         f"colocated meets every target at {evidence.rate_per_s:.2g} requests/s "
-        f"({format_percent(evidence.colocated.attainment)} in target predicted)",
+        f"({_colocated_share(evidence)})",
     )
+
+
+def _colocated_share(evidence: Evidence) -> str:
+    """From the source whose verdict it stands beside."""
+    if evidence.replay is not None:
+        return f"{format_percent(evidence.replay.outcome.colocated.attainment)} in target in the replay"
+    return f"{format_percent(evidence.colocated.attainment)} in target predicted"
 
 
 def check_gain(situation: Situation) -> Finding | None:

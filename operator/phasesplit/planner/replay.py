@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phasesplit.planner.demand import Hardware
-from phasesplit.planner.performance import largest_chunk_tokens
+from phasesplit.planner.performance import prefill_s
 from phasesplit.planner.simulation import simulate
 from phasesplit.planner.simulation_types import (
     Arrival,
@@ -103,9 +103,9 @@ def compare_plans(
 
 
 def best_plan(given: ReplayInput, plans: Sequence[Plan]) -> tuple[Plan, SimulationResult]:
-    """The plan with the most requests in target; the first of equals."""
+    """The plan with the most requests in target; of equals the most usual one."""
     best: tuple[float, Plan, SimulationResult] | None = None
-    for plan in plans:
+    for plan in sorted(plans, key=lambda plan: _unusual(given, plan)):
         found = simulate(
             Simulation(
                 given.trace,
@@ -125,14 +125,17 @@ def best_plan(given: ReplayInput, plans: Sequence[Plan]) -> tuple[Plan, Simulati
 
 
 def colocated_plans(given: ReplayInput) -> list[Plan]:
-    """Chunk budgets in predicted step seconds, and one that takes prompts whole."""
+    """Chunk budgets in predicted step seconds, from small ones to one that takes prompts whole."""
     if given.chunk_tokens is not None:
         return [ColocatedPlan(given.workers, given.chunk_tokens)]
-    tightest_s = min(item.tpot_s for item in given.classes)
+    tightest_s = _tightest_s(given)
+    profile = given.hardware.decode_profile
     longest = max(arrival.prompt_tokens for arrival in given.trace)
-    whole = largest_chunk_tokens(given.hardware.decode_profile, math.inf, max_tokens=max(8, longest))
-    budgets = [ColocatedPlan(given.workers, step_budget_s=tightest_s * factor) for factor in BUDGET_FACTORS]
-    return [*budgets, ColocatedPlan(given.workers, whole)]
+    whole_s = prefill_s(profile, longest, longest)
+    budgets = [tightest_s * factor for factor in BUDGET_FACTORS]
+    if whole_s > budgets[-1]:
+        budgets.append(whole_s)
+    return [ColocatedPlan(given.workers, step_budget_s=budget_s) for budget_s in budgets]
 
 
 def split_plans(given: ReplayInput) -> list[Plan]:
@@ -147,10 +150,23 @@ def split_plans(given: ReplayInput) -> list[Plan]:
     return [SplitPlan(count, workers - count) for count in sorted(counts) if 1 <= count < workers]
 
 
+def _unusual(given: ReplayInput, plan: Plan) -> float:
+    """How far a plan is from what would be served without a search."""
+    if isinstance(plan, SplitPlan):
+        return abs(plan.prefill - given.workers * _prefill_share(given))
+    if plan.step_budget_s is None:
+        return 0.0
+    return abs(math.log(plan.step_budget_s / _tightest_s(given)))
+
+
+def _tightest_s(given: ReplayInput) -> float:
+    return min(item.tpot_s for item in given.classes)
+
+
 def _prefill_share(given: ReplayInput) -> float:
     """Prefill's part of the seconds that the window needs, decode at a batch that keeps its target."""
     prefill, decode = given.hardware.prefill_profile, given.hardware.decode_profile
-    tightest_s = min(item.tpot_s for item in given.classes)
+    tightest_s = _tightest_s(given)
     mean_context = sum(a.prompt_tokens + a.output_tokens / 2 for a in given.trace) / len(given.trace)
     slope_s = decode.per_decode_sequence_s + decode.per_decode_context_s * mean_context
     batch = max(1.0, min(given.max_num_seqs, (0.8 * tightest_s - decode.base_s) / max(slope_s, 1e-12)))

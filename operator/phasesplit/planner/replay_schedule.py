@@ -14,7 +14,7 @@ from phasesplit.planner.flips import Flip
 from phasesplit.planner.links import judge_links
 from phasesplit.planner.mode_types import ModeInput, ReplayEvidence
 from phasesplit.planner.replay import ReplayInput, ReplayOutcome
-from phasesplit.planner.simulation_types import SimulatedClass
+from phasesplit.planner.simulation_types import ColocatedPlan, SimulatedClass
 from phasesplit.planner.traffic import MIN_REQUESTS, ServedRequest, replay_window
 
 EVERY_S = 300.0
@@ -119,6 +119,17 @@ def usable(record: ReplayRecord | None, given: ModeInput) -> ReplayEvidence | No
     if age_s > MAX_AGE_S or record.mark.terms != terms_of(given):
         return None
     return ReplayEvidence(record.outcome, age_s)
+
+
+def tuned_step_s(record: ReplayRecord | None, given: ModeInput) -> float | None:
+    """Longest step of colocated workers that served the last window best; None: nothing was searched.
+
+    It holds until another replay says otherwise, so that a table does not change for want of traffic.
+    """
+    if record is None or record.outcome is None or record.mark.terms != terms_of(given):
+        return None
+    plan = record.outcome.colocated.plan
+    return plan.step_budget_s if isinstance(plan, ColocatedPlan) else None
 
 
 def _is_other(now: ReplayMark, last: ReplayMark) -> bool:

@@ -6,6 +6,8 @@ from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Role
 from phasesplit.api.routing import ServedMode
 from phasesplit.operator.evidence_status import ReplayNews, build_evidence
+from phasesplit.planner.replay_schedule import tuned_step_s
+from phasesplit.planner.simulation_types import ColocatedPlan
 
 
 def test_a_pass_says_which_evidence_it_decided_on() -> None:
@@ -18,6 +20,36 @@ def test_a_pass_says_which_evidence_it_decided_on() -> None:
     shown = build_evidence(second.mode, ReplayNews(), busy.now_s)
     assert shown is not None
     assert shown.source == "Replay"
+
+
+def test_the_tuned_step_reaches_the_workers() -> None:
+    busy = BusyObject(8)
+    assert busy.tick().table.colocated_max_step_s is None
+    busy.replay()
+    record = busy.memory.replay
+    assert record is not None
+    assert record.outcome is not None
+    tuned = busy.tick()
+    assert isinstance(record.outcome.colocated.plan, ColocatedPlan)
+    step_s = record.outcome.colocated.plan.step_budget_s
+    assert tuned.table.colocated_max_step_s == step_s
+    assert tuned.table.max_step_s(Role.COLOCATED) == step_s
+    # Where decode is alone, prompts computed again still keep to the target.
+    assert tuned.table.max_step_s(Role.DECODE) == min(item.tpot_s for item in tuned.classes)
+
+
+def test_the_tuned_step_stands_still_in_a_trial() -> None:
+    busy = BusyObject(8)
+    busy.tick()
+    busy.now_s += busy.spec.adoption.dwell_seconds
+    begun = busy.tick()
+    assert begun.mode.reason is Reason.TRIAL
+    busy.replay()
+    assert busy.memory.replay is not None
+    assert tuned_step_s(busy.memory.replay, begun.mode_input) is not None
+    later = busy.tick()
+    assert later.mode.reason is Reason.TRIAL
+    assert later.table.colocated_max_step_s is begun.table.colocated_max_step_s is None
 
 
 def test_a_trial_draws_requests_in_the_table_until_the_split_is_confirmed() -> None:

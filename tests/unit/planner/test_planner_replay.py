@@ -58,6 +58,18 @@ def test_same_window_same_outcome_and_too_little_to_compare() -> None:
     assert few.gain_low_percent < -90
 
 
+def test_of_equal_plans_the_most_usual_one_is_named() -> None:
+    found = replay(window(0.2, 1000, 50, 30.0, 1.0))  # anything will do
+    assert found is not None
+    assert found.colocated.attainment == found.split.attainment == 1.0
+    assert found.colocated.plan == ColocatedPlan(4, step_budget_s=1.0)
+    assert found.split.plan == SplitPlan(3, 1)  # prompts are most of the work
+    decoding = replay(window(0.2, 100, 400, 30.0, 1.0))
+    assert decoding is not None
+    assert decoding.split.attainment == 1.0
+    assert decoding.split.plan == SplitPlan(1, 3)
+
+
 def test_mode_follows_the_replay_where_there_is_one() -> None:
     pays, does_not = (replay(REGIMES[name][0]) for name in list(REGIMES)[:2])
     assert pays is not None

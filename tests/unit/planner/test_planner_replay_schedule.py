@@ -21,8 +21,10 @@ from phasesplit.planner.replay_schedule import (
     is_due,
     mark_of,
     may_ask,
+    tuned_step_s,
     usable,
 )
+from phasesplit.planner.simulation_types import ColocatedPlan
 from phasesplit.planner.traffic import MAX_REQUESTS, replay_window
 
 TRACE = random_trace(3, 1.3, 200, 4000, 200)
@@ -110,3 +112,22 @@ def test_an_answer_holds_for_its_terms_and_its_time() -> None:
     assert usable(record, replace(GIVEN, chunk_tokens=64)) is None
     assert usable(replace(record, outcome=None), GIVEN) is None
     assert usable(None, GIVEN) is None
+
+
+def test_the_tuned_step_holds_for_the_same_workers_and_targets_only() -> None:
+    job = build_replay(GIVEN, SERVED)
+    assert job is not None
+    outcome = replay(job)
+    assert outcome is not None
+    record = ReplayRecord(mark(), outcome)
+    assert isinstance(outcome.colocated.plan, ColocatedPlan)
+    assert tuned_step_s(record, GIVEN) == outcome.colocated.plan.step_budget_s
+    later = replace(GIVEN, now_s=NOW_S + 10 * MAX_AGE_S)
+    assert tuned_step_s(record, later) == tuned_step_s(record, GIVEN)
+    assert tuned_step_s(record, replace(GIVEN, pools=pools(3, 3))) is None
+    assert tuned_step_s(ReplayRecord(mark(), error="no answer"), GIVEN) is None
+    assert tuned_step_s(None, GIVEN) is None
+    own = replace(GIVEN, chunk_tokens=64)
+    given = build_replay(own, SERVED)
+    assert given is not None
+    assert tuned_step_s(ReplayRecord(mark(own), replay(given)), own) is None  # the user's own budget stands

@@ -143,6 +143,14 @@ def test_local_prefill_never_harms_running_sequences() -> None:
     assert chosen(replace(DEMAND, prompt_tokens=40), fleet).prefill is None
 
 
+def test_the_share_that_decoding_takes_is_of_the_step_that_is_served() -> None:
+    busy = decode(profile=FAST, num_decodes=4, tightest_tpot_s=0.02, max_step_s=0.02)
+    alone_s = decode(profile=FAST).prefill_s(100)
+    longer = replace(busy, max_step_s=0.08)  # tuned: decoding is a smaller share of each step
+    assert alone_s < longer.prefill_s(100) < busy.prefill_s(100)
+    assert replace(busy, max_step_s=float("inf")).prefill_s(100) == alone_s
+
+
 def test_a_gain_that_does_not_matter_is_left_alone() -> None:
     fleet = split(prefill(profile=SLOW), decode(profile=FAST))
     assert chosen(DEMAND, fleet).prefill is None  # 0.3 s of a target of 1 s

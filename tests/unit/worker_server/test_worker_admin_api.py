@@ -86,7 +86,7 @@ async def test_state_is_a_worker_report(served) -> None:
 
 
 async def test_a_newer_role_is_taken_and_an_older_one_ignored(served) -> None:
-    _, body = await post(served, "/admin/role", {"role": "decode", "version": 4, "tpot_s": 0.05})
+    _, body = await post(served, "/admin/role", {"role": "decode", "version": 4, "max_step_s": 0.05})
     assert (body["role"], body["role_version"]) == ("decode", 4)
     assert served.engine.roles[-1] == (Role.DECODE, None, 0.05)
     _, body = await post(served, "/admin/role", {"role": "prefill", "version": 4})

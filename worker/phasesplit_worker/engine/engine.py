@@ -182,14 +182,14 @@ class Engine:
         return self._stepper.profile
 
     def set_role(
-        self, role: Role, max_batched_tokens: int | None = None, tpot_s: float | None = None
+        self, role: Role, max_batched_tokens: int | None = None, max_step_s: float | None = None
     ) -> None:
         """Change the scheduler's profile from the next step on. None: as the flags say."""
         limits = StepLimits.for_role(
             role,
             self._config.max_num_seqs,
             max_batched_tokens or self._config.max_batched_tokens,
-            tpot_s or self._config.tpot_target_s,
+            max_step_s or self._config.tpot_target_s,
         )
 
         def change() -> None:

@@ -38,14 +38,14 @@ class StepLimits:
 
     @staticmethod
     def for_role(
-        role: Role, max_num_seqs: int, max_batched_tokens: int | None, tpot_s: float | None
+        role: Role, max_num_seqs: int, max_batched_tokens: int | None, max_step_s: float | None
     ) -> "StepLimits":
-        """Prefill: steps of at most 250 ms. Decode and colocated: the tightest TPOT, or a chunk budget."""
+        """Prefill: steps of at most 250 ms. Decode and colocated: so many seconds, or a chunk budget."""
         if role is Role.PREFILL:
             return StepLimits(max_num_seqs, PREFILL_STEP_S, min_base_steps=PREFILL_BASE_STEPS)
         if max_batched_tokens is not None:
             return StepLimits(max_num_seqs, None, max_batched_tokens)
-        return StepLimits(max_num_seqs, tpot_s or DEFAULT_STEP_S)
+        return StepLimits(max_num_seqs, max_step_s or DEFAULT_STEP_S)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ class RoleState:
     role: Role
     version: int = 0
     max_batched_tokens: int | None = None
-    tpot_s: float | None = None
+    max_step_s: float | None = None
     awaits_limits: bool = False  # a leg's headers announced this version; its limits may still come
 
     def adopt(self, assignment: RoleAssignment, *, has_limits: bool) -> "RoleState":
@@ -28,7 +28,9 @@ class RoleState:
         state = replace(self, role=assignment.role, version=assignment.version, awaits_limits=not has_limits)
         if not has_limits:
             return state
-        return replace(state, max_batched_tokens=assignment.max_batched_tokens, tpot_s=assignment.tpot_s)
+        return replace(
+            state, max_batched_tokens=assignment.max_batched_tokens, max_step_s=assignment.max_step_s
+        )
 
 
 def assignment_from_headers(role: str | None, version: str | None) -> RoleAssignment | None:

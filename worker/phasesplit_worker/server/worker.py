@@ -49,7 +49,7 @@ class Worker:
         self._message = ""
         self._broken = asyncio.Event()  # failed in a way that a new process may not
         self._role = RoleState(
-            config.role, max_batched_tokens=config.max_batched_tokens, tpot_s=config.tpot_target_s
+            config.role, max_batched_tokens=config.max_batched_tokens, max_step_s=config.tpot_target_s
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._looked_s = self._resumed_s = float("-inf")  # at the engine; after the process stood still
@@ -261,7 +261,8 @@ class Worker:
 
     def _apply_role(self, parts: Parts) -> None:
         role = self._role
-        parts.engine.set_role(role.role, role.max_batched_tokens, role.tpot_s or self.config.tpot_target_s)
+        longest_s = role.max_step_s or self.config.tpot_target_s
+        parts.engine.set_role(role.role, role.max_batched_tokens, longest_s)
 
     # -- reports -------------------------------------------------------------------------------
 
