@@ -44,6 +44,18 @@ async def test_split_chat_is_made_of_two_legs() -> None:
         assert trace.text is None
 
 
+async def test_a_repeated_request_id_never_names_the_same_legs() -> None:
+    """The cancellation of the first request may reach a worker after the second has begun there."""
+    async with running_site() as site:
+        body = site.router.chat_body(QUESTION)
+        for _ in range(2):
+            seen = await site.router.stream(body, x_request_id="again")
+            assert (seen.text, seen.headers["X-Request-ID"]) == (ANSWER, "again")
+        first, second = site.prefills[0].legs
+        assert first.request_id != second.request_id
+        assert all(leg.request_id.startswith("again.") for leg in (first, second))
+
+
 async def test_a_trial_serves_both_modes_at_once_and_tells_which() -> None:
     roles = {
         "obj-prefill-0": "prefill",

@@ -116,9 +116,9 @@ class Attempt:
     def _leg(self, worker: Worker, transfer: KVTransferParams | None) -> Leg:
         services, request = self._services, self._progress.request
         leg_id = (
-            request.request_id
+            request.leg_id
             if not self._progress.num_attempts
-            else f"{request.request_id}.r{self._progress.num_attempts}"
+            else f"{request.leg_id}.r{self._progress.num_attempts}"
         )
         internal = InternalParams(
             slo_class=request.latency_class.name,

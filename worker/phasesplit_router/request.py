@@ -29,7 +29,8 @@ class Endpoint(StrEnum):
 class ClientRequest:
     """One request of a client."""
 
-    request_id: str
+    request_id: str  # in the client's answer
+    leg_id: str  # at the workers, where several routers and repeated requests meet
     endpoint: Endpoint
     model: str
     stream: bool
@@ -68,6 +69,7 @@ def parse_request(
     table: RoutingTable,
     *,
     request_id: str,
+    leg_id: str,
     asked_class: str | None,
     random_seed: int,
 ) -> ClientRequest:
@@ -100,6 +102,7 @@ def parse_request(
     leg |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     return ClientRequest(
         request_id=request_id,
+        leg_id=leg_id,
         endpoint=endpoint,
         model=model,
         stream=stream,

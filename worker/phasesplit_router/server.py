@@ -96,13 +96,17 @@ class RouterServer:
         if table is None:
             raise router.queues.no_worker()
         sent_id = clean_request_id(request.headers.get(names.HEADER_REQUEST_ID))
-        # An id that is in use would mix up two requests at the workers.
-        request_id = sent_id if sent_id is not None and sent_id not in self._ids else uuid.uuid4().hex
+        own_id = uuid.uuid4().hex
+        # An id that is in use would mix up two requests in the ledger.
+        request_id = sent_id if sent_id is not None and sent_id not in self._ids else own_id
         client = parse_request(
             await read_body(request, READ_TIMEOUT_S),
             endpoint,
             table,
             request_id=request_id,
+            # A client may send an id again, here or to another router, before the workers have heard that the
+            # first request is cancelled: that must not end the second one.
+            leg_id=request_id if request_id == own_id else f"{request_id}.{own_id[:8]}",
             asked_class=request.headers.get(names.HEADER_SLO_CLASS),
             random_seed=router.draw.randrange(MAX_SEED),
         )

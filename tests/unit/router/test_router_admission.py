@@ -100,7 +100,9 @@ TABLE = RoutingTable(model="m", classes=(KIND, STRICT))
 
 def parse(body: object, endpoint: Endpoint = Endpoint.CHAT, asked: str | None = None):  # type: ignore[no-untyped-def]
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse_request(raw, endpoint, TABLE, request_id="id", asked_class=asked, random_seed=5)
+    return parse_request(
+        raw, endpoint, TABLE, request_id="id", leg_id="leg", asked_class=asked, random_seed=5
+    )
 
 
 def test_a_parsed_request_becomes_a_streamed_leg() -> None:
