@@ -157,8 +157,11 @@ def prepare(say: Callable[[str], None]) -> Target:
     if target.testbed is None:
         raise DemoError("this needs the testbed: leave CONTEXT unset")
     folder = models_dir() / FOLDER
-    shutil.copytree(text_model_dir(), folder, dirs_exist_ok=True)
+    folder.mkdir(exist_ok=True)
+    for source in text_model_dir().iterdir():
+        shutil.copyfile(source, folder / source.name)
     (folder / "pace.json").write_text(DEVICE.model_dump_json())
+    folder.chmod(0o755)  # workers run as another user
     target.helm_install()
     return target
 
