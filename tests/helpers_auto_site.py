@@ -161,7 +161,8 @@ def prepare(say: Callable[[str], None]) -> Target:
     for source in text_model_dir().iterdir():
         shutil.copyfile(source, folder / source.name)
     (folder / "pace.json").write_text(DEVICE.model_dump_json())
-    folder.chmod(0o755)  # workers run as another user
+    for path in (folder, *folder.iterdir()):  # workers run as another user
+        path.chmod(0o755 if path.is_dir() else 0o644)
     target.helm_install()
     return target
 
