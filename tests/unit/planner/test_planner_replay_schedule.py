@@ -121,7 +121,9 @@ def test_the_tuned_step_holds_for_the_same_workers_and_targets_only() -> None:
     assert outcome is not None
     record = ReplayRecord(mark(), outcome)
     assert isinstance(outcome.colocated.plan, ColocatedPlan)
-    assert tuned_step_s(record, GIVEN) == outcome.colocated.plan.step_budget_s
+    found_s = outcome.colocated.plan.step_budget_s
+    assert found_s is not None
+    assert tuned_step_s(record, GIVEN) == min(found_s, GIVEN.classes[0].tpot_s)
     later = replace(GIVEN, now_s=NOW_S + 10 * MAX_AGE_S)
     assert tuned_step_s(record, later) == tuned_step_s(record, GIVEN)
     assert tuned_step_s(record, replace(GIVEN, pools=pools(3, 3))) is None
