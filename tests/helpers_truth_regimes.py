@@ -72,6 +72,12 @@ def advantage(one: float, other: float) -> float:
     return (one - other) / least
 
 
+def is_right(chose_split: bool, split: float, colocated: float) -> bool:
+    """Did the chosen mode keep more in target, or do both keep about the same?"""
+    gain = advantage(split, colocated)
+    return abs(gain) <= EITHER or chose_split == (gain > 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One regime: decision and measurement."""
@@ -94,9 +100,8 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        if abs(self.advantage) <= EITHER:
-            return True
-        return (self.decision.mode is ServedMode.SPLIT) == (self.advantage > 0)
+        chose_split = self.decision.mode is ServedMode.SPLIT
+        return is_right(chose_split, self.split.attained, self.colocated.attained)
 
 
 def split_plan(outcome: ReplayOutcome) -> SplitPlan:

@@ -29,7 +29,7 @@ from helpers_truth import (  # noqa: E402
     poisson_trace,
     send_trace,
 )
-from helpers_truth_regimes import EITHER, Regime, Served, advantage  # noqa: E402
+from helpers_truth_regimes import Regime, Served, is_right  # noqa: E402
 from phasesplit.api.routing import ServedMode  # noqa: E402
 
 LONG, SHORT = ((600, 1400),), ((40, 120),)
@@ -57,8 +57,8 @@ class Row:
 
     @property
     def right(self) -> bool:
-        gain = advantage(self.served["Split"].attained, self.served["Colocated"].attained)
-        return abs(gain) <= EITHER or (self.chosen == "Split") == (gain > 0)
+        split, colocated = self.served["Split"], self.served["Colocated"]
+        return is_right(self.chosen == "Split", split.attained, colocated.attained)
 
 
 def _say(text: str) -> None:

@@ -105,7 +105,9 @@ def compare_plans(
 def best_plan(given: ReplayInput, plans: Sequence[Plan]) -> tuple[Plan, SimulationResult]:
     """The plan with the most requests in target; of equals the most usual one."""
     best: tuple[float, Plan, SimulationResult] | None = None
-    for plan in sorted(plans, key=lambda plan: _unusual(given, plan)):
+    # The share is a sum over the whole window: taken once, and only where it is asked for.
+    share = _prefill_share(given) if any(isinstance(plan, SplitPlan) for plan in plans) else 0.0
+    for plan in sorted(plans, key=lambda plan: _unusual(given, plan, share)):
         found = simulate(
             Simulation(
                 given.trace,
@@ -150,10 +152,10 @@ def split_plans(given: ReplayInput) -> list[Plan]:
     return [SplitPlan(count, workers - count) for count in sorted(counts) if 1 <= count < workers]
 
 
-def _unusual(given: ReplayInput, plan: Plan) -> float:
+def _unusual(given: ReplayInput, plan: Plan, prefill_share: float) -> float:
     """How far a plan is from what would be served without a search."""
     if isinstance(plan, SplitPlan):
-        return abs(plan.prefill - given.workers * _prefill_share(given))
+        return abs(plan.prefill - given.workers * prefill_share)
     if plan.step_budget_s is None:
         return 0.0
     return abs(math.log(plan.step_budget_s / _tightest_s(given)))

@@ -6,8 +6,19 @@ from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Role
 from phasesplit.api.routing import ServedMode
 from phasesplit.operator.evidence_status import ReplayNews, build_evidence
+from phasesplit.operator.situation import Decisions
 from phasesplit.planner.replay_schedule import tuned_step_s
 from phasesplit.planner.simulation_types import ColocatedPlan
+
+
+def begin_trial() -> tuple[BusyObject, Decisions]:
+    """An object whose list has held for a dwell, with the decisions that begin its trial."""
+    busy = BusyObject(8)
+    busy.tick()
+    busy.now_s += busy.spec.adoption.dwell_seconds
+    begun = busy.tick()
+    assert begun.mode.reason is Reason.TRIAL
+    return busy, begun
 
 
 def test_a_pass_says_which_evidence_it_decided_on() -> None:
@@ -41,11 +52,7 @@ def test_the_tuned_step_reaches_the_workers() -> None:
 
 
 def test_the_tuned_step_stands_still_in_a_trial() -> None:
-    busy = BusyObject(8)
-    busy.tick()
-    busy.now_s += busy.spec.adoption.dwell_seconds
-    begun = busy.tick()
-    assert begun.mode.reason is Reason.TRIAL
+    busy, begun = begin_trial()
     busy.replay()
     assert busy.memory.replay is not None
     assert tuned_step_s(busy.memory.replay, begun.mode_input) is not None
@@ -55,11 +62,7 @@ def test_the_tuned_step_stands_still_in_a_trial() -> None:
 
 
 def test_a_trial_draws_requests_in_the_table_until_the_split_is_confirmed() -> None:
-    busy = BusyObject(8)
-    busy.tick()
-    busy.now_s += busy.spec.adoption.dwell_seconds
-    begun = busy.tick()
-    assert begun.mode.reason is Reason.TRIAL
+    busy, begun = begin_trial()
     assert begun.table.mode is ServedMode.COLOCATED
     assert begun.table.trial is not None
     assert begun.table.trial.split_share == 0.5
