@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from helpers_models import tiny_model_dir
 from phasesplit.api.names import Pool
@@ -48,6 +47,9 @@ def loaded_model(variant: str = "llama", *, reference: bool = False) -> LoadedMo
 @functools.lru_cache(maxsize=4)
 def plain_model(variant: str = "llama") -> torch.nn.Module:
     """The same model as transformers runs it."""
+    # Imported here: transformers' model code takes seconds to import, and few tests need it.
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
     torch.set_num_threads(1)
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
         tiny_model_dir(variant), dtype=torch.float32
@@ -75,6 +77,20 @@ def plain_greedy(variant: str, prompt: Iterable[int], max_tokens: int) -> list[i
         )
     tokens: list[int] = output[0, ids.shape[1] :].tolist()
     return tokens
+
+
+def plain_greedy_along(
+    variant: str, prompt: Iterable[int], answer: Iterable[int], max_tokens: int
+) -> list[int]:
+    """Plain transformers' greedy token after each beginning of an answer, up to the end of a sequence.
+
+    An answer that equals this is the greedy continuation, by induction over its tokens; one pass finds
+    it, where `plain_greedy` takes a pass for each token.
+    """
+    known, given = tuple(prompt), tuple(answer)
+    best: list[int] = plain_logits(variant, (*known, *given))[len(known) - 1 :].argmax(-1).tolist()
+    end = plain_model(variant).config.eos_token_id  # type: ignore[union-attr]
+    return best[: min(max_tokens, best.index(end) + 1 if end in best else max_tokens)]
 
 
 def random_prompt(generator: random.Random, length: int) -> tuple[int, ...]:

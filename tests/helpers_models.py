@@ -10,10 +10,12 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+# What makes a model is imported where one is made: transformers' model code takes seconds to import,
+# and most runs find the models that an earlier one made.
+if TYPE_CHECKING:
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VERSION = 2
 VOCABULARY = 512
@@ -88,14 +90,17 @@ def tiny_model_dir(variant: str = "llama") -> Path:
 def benchmark_model_dir() -> Path:
     """Directory of the engine benchmark's model; its weights are random and never looked at."""
 
-    def build(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    def build(tokenizer: "PreTrainedTokenizerFast") -> "LlamaForCausalLM":
+        import torch  # noqa: PLC0415
+        from transformers import LlamaForCausalLM  # noqa: PLC0415
+
         torch.manual_seed(0)
         return LlamaForCausalLM(_config(tokenizer, BENCHMARK_SHAPE)).eval()
 
     return _cached("llama-26m", build)
 
 
-def _cached(name: str, build: Callable[[PreTrainedTokenizerFast], LlamaForCausalLM]) -> Path:
+def _cached(name: str, build: "Callable[[PreTrainedTokenizerFast], LlamaForCausalLM]") -> Path:
     target = cache_root() / "tiny-models" / f"{name}-v{VERSION}"
     if (target / "config.json").exists():
         return target
@@ -114,7 +119,10 @@ def _cached(name: str, build: Callable[[PreTrainedTokenizerFast], LlamaForCausal
     return target
 
 
-def _build_tokenizer() -> PreTrainedTokenizerFast:
+def _build_tokenizer() -> "PreTrainedTokenizerFast":
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers  # noqa: PLC0415
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -131,7 +139,9 @@ def _build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _config(tokenizer: PreTrainedTokenizerFast, shape: dict[str, object]) -> LlamaConfig:
+def _config(tokenizer: "PreTrainedTokenizerFast", shape: dict[str, object]) -> "LlamaConfig":
+    from transformers import LlamaConfig  # noqa: PLC0415
+
     defaults: dict[str, object] = {
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 2048,
@@ -142,7 +152,10 @@ def _config(tokenizer: PreTrainedTokenizerFast, shape: dict[str, object]) -> Lla
     return LlamaConfig(**(defaults | shape))
 
 
-def _build_tiny_model(variant: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def _build_tiny_model(variant: str, tokenizer: "PreTrainedTokenizerFast") -> "LlamaForCausalLM":
+    import torch  # noqa: PLC0415
+    from transformers import LlamaForCausalLM  # noqa: PLC0415
+
     torch.manual_seed(sum(map(ord, variant)))
     config = _config(tokenizer, VARIANTS[variant])
     model = LlamaForCausalLM(config).eval()

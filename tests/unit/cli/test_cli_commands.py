@@ -5,8 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from kubernetes.client import Configuration
+from kubernetes.config import kube_config
 from rich.console import Console
 
 from phasesplit.api.legs import LegReport
@@ -14,16 +17,40 @@ from phasesplit.api.reports import KVTrace
 from phasesplit.api.routing import ServedMode
 from phasesplit.cli.explain import checks_table, evidence_source, explanation, trial_sentence
 from phasesplit.cli.kv import trace_table
+from phasesplit.cli.main import main
 from phasesplit.cli.output import bytes_text, milliseconds, rate_text
 from phasesplit.cli.status import conditions_table, pools_table
 
 
-def phasesplit(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "phasesplit.cli.main", *arguments],
-        capture_output=True, text=True, timeout=60, check=False,
-        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", **environment},
-    )  # fmt: skip
+class Answer(NamedTuple):
+    """What a command printed, and the status it ended with."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class CommandLine:
+    """Runs the command line in this process: a process of its own is two seconds of imports."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str, kubeconfig: Path = Path("/nonexistent/config")) -> Answer:
+        self._monkeypatch.setattr(sys, "argv", ["phasesplit", *arguments])
+        # The client reads KUBECONFIG when it is imported, and keeps the file's settings as its default.
+        self._monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+        self._monkeypatch.setattr(Configuration, "_default", None)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = self._capsys.readouterr()
+        return Answer(int(ended.value.code or 0), printed.out, printed.err)
+
+
+@pytest.fixture
+def phasesplit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(monkeypatch, capsys)
 
 
 def rendered(table: object) -> str:
@@ -33,34 +60,42 @@ def rendered(table: object) -> str:
 
 
 @pytest.mark.parametrize("command", [["status"], ["explain"], ["kv", "inspect"]])
-def test_help_has_examples(command: list[str]) -> None:
+def test_help_has_examples(command: list[str], phasesplit: CommandLine) -> None:
     done = phasesplit(*command, "--help")
     assert done.returncode == 0
     assert "Examples" in done.stdout
 
 
 def test_no_kubeconfig_is_one_sentence() -> None:
-    done = phasesplit("status", KUBECONFIG="/nonexistent/config")
+    """The installed program, in a process of its own."""
+    program = Path(sys.executable).with_name("phasesplit")
+    done = subprocess.run(
+        [str(program), "status"],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", "KUBECONFIG": "/nonexistent/config"},
+    )  # fmt: skip
     assert done.returncode == 1
     assert "kubeconfig" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("content", ["clusters: [", "text", "[1, 2]", "", "contexts: 1", None])
-def test_an_unusable_kubeconfig_is_one_sentence(content: str | None, tmp_path: Path) -> None:
+def test_an_unusable_kubeconfig_is_one_sentence(
+    content: str | None, tmp_path: Path, phasesplit: CommandLine
+) -> None:
     config = tmp_path / "config"
     if content is None:
         config.mkdir()
     else:
         config.write_text(content)
-    done = phasesplit("status", KUBECONFIG=str(config))
+    done = phasesplit("status", kubeconfig=config)
     assert done.returncode == 1
     assert "no usable kubeconfig" in done.stderr
     assert "set KUBECONFIG" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 
-def test_unreachable_api_server_is_one_sentence(tmp_path: Path) -> None:
+def test_unreachable_api_server_is_one_sentence(tmp_path: Path, phasesplit: CommandLine) -> None:
     config = tmp_path / "config"
     config.write_text(
         json.dumps(
@@ -72,14 +107,14 @@ def test_unreachable_api_server_is_one_sentence(tmp_path: Path) -> None:
             }
         )
     )  # fmt: skip
-    done = phasesplit("status", KUBECONFIG=str(config))
+    done = phasesplit("status", kubeconfig=config)
     assert done.returncode == 1
     assert "cannot be reached" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["operator", "router", "worker"])
-def test_programs_answer_help(command: str) -> None:
+def test_programs_answer_help(command: str, phasesplit: CommandLine) -> None:
     done = phasesplit(command, "--help")
     assert done.returncode == 0, done.stderr
     assert "usage" in done.stdout.lower()
