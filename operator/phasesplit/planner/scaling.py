@@ -14,13 +14,8 @@ from phasesplit.api.v1alpha1 import RoleSwitching, ScalingPolicy
 from phasesplit.planner.facts import WorkerFacts
 from phasesplit.planner.metrics_types import Permission
 from phasesplit.planner.scaling_clamp import Counts, repair_one_sided, shrink_until
-from phasesplit.planner.scaling_need import (
-    WorkerNeed,
-    correct,
-    find_need,
-    remember,
-    total_rate_per_s,
-)
+from phasesplit.planner.scaling_correction import correct
+from phasesplit.planner.scaling_need import WorkerNeed, find_need, remember, total_rate_per_s
 from phasesplit.planner.scaling_roles import (
     ROLE_PAUSE_S,
     assign_roles,

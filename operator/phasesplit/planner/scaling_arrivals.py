@@ -6,9 +6,11 @@ and the fewest servers are sought that keep every class's share in target. Knows
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
+from operator import itemgetter
 
 from phasesplit.api.routing import LatencyClass
 from phasesplit.planner.capacity import MOST_WORKERS, Need
@@ -18,192 +20,231 @@ from phasesplit.planner.simulation_types import Arrival
 
 WINDOW_S = 120.0  # what is looked at for the need of now
 SHORT_WINDOW_S = 45.0  # and for what has begun to grow
-_LASTING_BUSY = 0.5  # of their time that workers asked for anew would have had to be busy
 ENOUGH = 30  # requests in the window; with fewer the closed form is the better guess
+MAX_COUNTED = 1500  # requests that pass the queues: what a tick may cost
 MAX_BATCH = 64  # sequences of one decode worker, as its scheduler takes
+_LASTING_BUSY = 0.5  # of their time that workers asked for anew would have had to be busy
 _BATCH_STEP = 0.85  # of the TPOT target that a full batch's step may take
 _LENGTHS_PER_DOUBLING = 4  # prompts are grouped by length this finely
 
 
+# One request at one of the two queues: when it comes, what it takes, how long it may wait, its class.
+_Job = tuple[float, float, float, int]
+
+
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """One request at one of the two queues."""
+class SeenRequests:
+    """A window's requests, oldest first, with what each takes at both queues."""
 
-    at_s: float
-    service_s: float
-    patience_s: float  # it may wait that long
-    class_index: int
+    arrivals: Sequence[Arrival]
+    class_indices: Sequence[int]
+    prefill_times_s: Sequence[float]
+    classes: Sequence[LatencyClass]
+    hardware: Hardware
+    now_s: float
+    stands_for: float  # so many requests each: of more than may be counted there is a sample
+    batch: int  # sequences of one decode worker
+    step_s: float  # of a full batch
+
+    def last(self, window_s: float) -> "SeenRequests":
+        """The newest of them."""
+        since_s = self.now_s - window_s
+        first = bisect_left(self.arrivals, since_s, key=lambda arrival: arrival.at_s)
+        return _put_together(
+            self.arrivals[first:],
+            self.class_indices[first:],
+            self.prefill_times_s[first:],
+            self.classes,
+            self.hardware,
+            now_s=self.now_s,
+            stands_for=self.stands_for,
+        )
+
+    def need(self, *, speed_up: float = 1.0, like: Need | None = None) -> Need | None:
+        """Prefill and decode workers for these requests, come `speed_up` times as fast; `like` is a guess.
+
+        None where there were too few to tell, too many to count, or where a request alone would miss its
+        target: the closed form is for all three.
+        """
+        if len(self.arrivals) < ENOUGH or self.stands_for > 1:
+            return None
+        indices = self.class_indices
+        allowed = _allowed_misses(indices, self.classes)
+        targets_s = [item.ttft_s for item in self.classes]
+        begin_s = self.arrivals[0].at_s
+        prefill_jobs = [
+            (begin_s + (arrival.at_s - begin_s) / speed_up, service_s, targets_s[index] - service_s, index)
+            for arrival, service_s, index in zip(self.arrivals, self.prefill_times_s, indices, strict=True)
+        ]
+        prefill = _fewest(prefill_jobs, allowed, 1, like.prefill if like is not None else None)
+        if prefill is None:
+            return None
+        decode_jobs = self._decode_jobs(_serve(prefill_jobs, prefill))
+        decode = _fewest(decode_jobs, allowed, self.batch, like.decode if like is not None else None)
+        return None if decode is None else Need(prefill, decode, feasible=True)
+
+    def lasting(self, *, speed_up: float = 1.0) -> Need:
+        """The most workers that the work of the last `SHORT_WINDOW_S` justifies: a burst that is over before a
+        worker could start is no reason to start one.
+        """
+        steps = sum(max(0, arrival.output_tokens - 1) for arrival in self.arrivals)
+        factor = speed_up * self.stands_for / SHORT_WINDOW_S / _LASTING_BUSY
+        prefill = math.ceil(factor * sum(self.prefill_times_s))
+        decode = math.ceil(factor * steps * self.step_s / self.batch)
+        return Need(max(1, prefill), max(1, decode), feasible=True)
+
+    def _decode_jobs(self, ready_at: Sequence[float]) -> list[_Job]:
+        """Each answer takes a place in a batch for as long as a full batch's steps last."""
+        step_s = self.step_s
+        spare_s = [item.tpot_s - step_s for item in self.classes]  # of each step
+        jobs = [
+            (at_s, steps * step_s, steps * spare_s[index], index)
+            for arrival, index, at_s in zip(self.arrivals, self.class_indices, ready_at, strict=True)
+            if (steps := arrival.output_tokens - 1) > 0
+        ]
+        return sorted(jobs, key=itemgetter(0))
 
 
-def needed_for_arrivals(
-    arrivals: Sequence[Arrival],
-    classes: Sequence[LatencyClass],
-    hardware: Hardware,
-    *,
-    now_s: float,
-    speed_up: float = 1.0,
-    window_s: float = WINDOW_S,
-) -> Need | None:
-    """Prefill and decode workers for the last minutes' requests, come `speed_up` times as fast.
+def see_requests(
+    arrivals: Sequence[Arrival], classes: Sequence[LatencyClass], hardware: Hardware, *, now_s: float
+) -> SeenRequests | None:
+    """What the needs are counted from; None where no requests are known.
 
-    None where there were too few to tell, or where a request alone would miss its target.
-    """
-    recent = [arrival for arrival in arrivals if now_s - window_s <= arrival.at_s <= now_s]
-    if len(recent) < ENOUGH or not classes:
-        return None
-    allowed = _allowed_misses(recent, classes)
-    first_s = recent[0].at_s
-    prefill_jobs = _prefill_jobs(recent, classes, hardware, first_s, speed_up)
-    prefill = _fewest(prefill_jobs, allowed, 1)
-    if prefill is None:
-        return None
-    batch = _full_batch(recent, classes, hardware)
-    finished_at = serve(prefill_jobs, prefill)
-    decode_jobs = _decode_jobs(recent, classes, hardware, finished_at, batch)
-    decode = _fewest(decode_jobs, allowed, batch)
-    return None if decode is None else Need(prefill, decode, feasible=True)
-
-
-def lasting_need(
-    arrivals: Sequence[Arrival],
-    classes: Sequence[LatencyClass],
-    hardware: Hardware,
-    *,
-    now_s: float,
-    speed_up: float = 1.0,
-) -> Need | None:
-    """The most workers that the last moments' work justifies: a burst that is over before a worker could
-    start is no reason to start one.
+    Of more than `MAX_COUNTED` the newest count, as long as they reach over the short window; else every so
+    many of that window stand for all, which is enough for the work they bring but not for how they queue.
     """
     if not arrivals or not classes:
         return None
-    recent = [arrival for arrival in arrivals if now_s - SHORT_WINDOW_S <= arrival.at_s <= now_s]
-    if not recent:
-        return Need(1, 1, feasible=True)
-    prefill_jobs = _prefill_jobs(recent, classes, hardware, recent[0].at_s, 1.0)
-    batch = _full_batch(recent, classes, hardware)
-    decode_jobs = _decode_jobs(recent, classes, hardware, [0.0] * len(recent), batch)
-    factor = speed_up / SHORT_WINDOW_S / _LASTING_BUSY
-    prefill, decode = (
-        max(1, math.ceil(factor * sum(job.service_s for job in jobs) / places))
-        for jobs, places in ((prefill_jobs, 1), (decode_jobs, batch))
+    recent = [arrival for arrival in arrivals if now_s - WINDOW_S <= arrival.at_s <= now_s]
+    stands_for = 1.0
+    if len(recent) > MAX_COUNTED:
+        crowd = [arrival for arrival in recent if now_s - SHORT_WINDOW_S <= arrival.at_s]
+        recent = recent[-MAX_COUNTED:]
+        if len(crowd) > MAX_COUNTED:
+            recent = crowd[:: math.ceil(len(crowd) / MAX_COUNTED)]
+            stands_for = len(crowd) / len(recent)
+    last = len(classes) - 1
+    return _put_together(
+        recent,
+        [arrival.class_index if arrival.class_index <= last else 0 for arrival in recent],
+        _prefill_times_s(recent, hardware),
+        classes,
+        hardware,
+        now_s=now_s,
+        stands_for=stands_for,
     )
-    return Need(prefill, decode, feasible=True)
 
 
-def serve(jobs: Sequence[_Job], servers: int) -> list[float]:
-    """When each job is done, first come first served."""
-    free_at = [-math.inf] * servers
-    done = []
-    for job in jobs:
-        begins_at = max(job.at_s, free_at[0])
-        done.append(begins_at + job.service_s)
-        heapreplace(free_at, done[-1])
-    return done
-
-
-def _allowed_misses(arrivals: Sequence[Arrival], classes: Sequence[LatencyClass]) -> list[float]:
-    """Requests of each class that may be late at either queue: half of what may be late at all."""
-    counts = [0] * len(classes)
-    for arrival in arrivals:
-        counts[_class_index(arrival, classes)] += 1
-    return [count * (1 - item.percentile / 100) / 2 for count, item in zip(counts, classes, strict=True)]
-
-
-def _class_index(arrival: Arrival, classes: Sequence[LatencyClass]) -> int:
-    return arrival.class_index if arrival.class_index < len(classes) else 0
-
-
-def _prefill_jobs(
+def _put_together(
     arrivals: Sequence[Arrival],
+    class_indices: Sequence[int],
+    prefill_times_s: Sequence[float],
     classes: Sequence[LatencyClass],
     hardware: Hardware,
-    first_s: float,
-    speed_up: float,
-) -> list[_Job]:
+    *,
+    now_s: float,
+    stands_for: float,
+) -> SeenRequests:
+    batch, step_s = _full_batch(arrivals, classes, hardware)
+    return SeenRequests(
+        arrivals, class_indices, prefill_times_s, classes, hardware, now_s, stands_for, batch, step_s
+    )
+
+
+def _prefill_times_s(arrivals: Sequence[Arrival], hardware: Hardware) -> list[float]:
     profile = hardware.prefill_profile
     chunks: dict[int, int] = {}
-    jobs = []
+    times_s = []
     for arrival in arrivals:
-        index = _class_index(arrival, classes)
         # The chunk hardly changes with the prompt: looked for once per class of lengths.
         size = round(_LENGTHS_PER_DOUBLING * math.log2(max(1, arrival.prompt_tokens)))
         chunk = chunks.get(size)
         if chunk is None:
             chunk = chunks[size] = prefill_chunk_tokens(profile, arrival.prompt_tokens)
-        service_s = prefill_s(profile, arrival.prompt_tokens, chunk, cached_tokens=arrival.cached_tokens)
-        at_s = first_s + (arrival.at_s - first_s) / speed_up
-        jobs.append(_Job(at_s, service_s, classes[index].ttft_s - service_s, index))
-    return jobs
+        times_s.append(prefill_s(profile, arrival.prompt_tokens, chunk, cached_tokens=arrival.cached_tokens))
+    return times_s
 
 
-def _full_batch(arrivals: Sequence[Arrival], classes: Sequence[LatencyClass], hardware: Hardware) -> int:
-    """Sequences of one decode worker for which there is KV room and time."""
-    outputs = sum(arrival.output_tokens for arrival in arrivals)
-    reserved = sum((a.prompt_tokens + a.output_tokens) * a.output_tokens for a in arrivals) / max(1, outputs)
-    context = sum((a.prompt_tokens + a.output_tokens / 2) * a.output_tokens for a in arrivals)
-    context /= max(1, outputs)
+def _full_batch(
+    arrivals: Sequence[Arrival], classes: Sequence[LatencyClass], hardware: Hardware
+) -> tuple[int, float]:
+    """Sequences of one decode worker for which there is KV room and time, and what a step of them takes."""
+    outputs = squares = products = 0
+    for arrival in arrivals:
+        tokens = arrival.output_tokens
+        outputs += tokens
+        squares += tokens * tokens
+        products += arrival.prompt_tokens * tokens
+    weight = max(1, outputs)
     profile = hardware.decode_profile
-    slope_s = decode_step_s(profile, 1, context) - profile.base_s
+    slope_s = decode_step_s(profile, 1, (products + squares / 2) / weight) - profile.base_s
     tightest_s = min(item.tpot_s for item in classes)
     by_time = (_BATCH_STEP * tightest_s - profile.base_s) / max(slope_s, 1e-12)
-    by_room = hardware.kv_tokens_per_worker / max(1.0, reserved)
-    return max(1, int(min(by_time, by_room, MAX_BATCH)))
+    by_room = hardware.kv_tokens_per_worker / max(1.0, (products + squares) / weight)
+    batch = max(1, int(min(by_time, by_room, MAX_BATCH)))
+    return batch, decode_step_s(profile, batch, products / weight)
 
 
-def _decode_jobs(
-    arrivals: Sequence[Arrival],
-    classes: Sequence[LatencyClass],
-    hardware: Hardware,
-    ready_at: Sequence[float],
-    batch: int,
-) -> list[_Job]:
-    """Each answer takes a place in a batch for as long as a full batch's steps last."""
-    profile = hardware.decode_profile
-    outputs = sum(arrival.output_tokens for arrival in arrivals)
-    context = sum(a.prompt_tokens * a.output_tokens for a in arrivals) / max(1, outputs)
-    step_s = decode_step_s(profile, batch, context)
-    jobs = []
-    for arrival, at_s in zip(arrivals, ready_at, strict=True):
-        steps = arrival.output_tokens - 1
-        if steps > 0:
-            index = _class_index(arrival, classes)
-            patience_s = steps * (classes[index].tpot_s - step_s)
-            jobs.append(_Job(at_s, steps * step_s, patience_s, index))
-    return sorted(jobs, key=lambda job: job.at_s)
+def _allowed_misses(indices: Sequence[int], classes: Sequence[LatencyClass]) -> list[float]:
+    """Requests of each class that may be late at either queue: half of what may be late at all."""
+    return [indices.count(index) * (1 - item.percentile / 100) / 2 for index, item in enumerate(classes)]
 
 
-def _fewest(jobs: Sequence[_Job], allowed: Sequence[float], places: int) -> int | None:
+def _serve(jobs: Sequence[_Job], servers: int) -> list[float]:
+    """When each job is done, first come first served."""
+    free_at = [-math.inf] * servers
+    done = []
+    for at_s, service_s, _, _ in jobs:
+        free_s = free_at[0]
+        done_s = (free_s if free_s > at_s else at_s) + service_s
+        done.append(done_s)
+        heapreplace(free_at, done_s)
+    return done
+
+
+def _fewest(jobs: Sequence[_Job], allowed: Sequence[float], places: int, guess: int | None) -> int | None:
     """Fewest workers of so many places each that keep the misses within what is allowed."""
     hopeless = [0] * len(allowed)
-    for job in jobs:
-        hopeless[job.class_index] += job.patience_s < 0
+    work_s = longest_s = 0.0
+    for _, service_s, patience_s, index in jobs:
+        work_s += service_s
+        if patience_s > longest_s:
+            longest_s = patience_s
+        elif patience_s < 0:
+            hopeless[index] += 1
     if any(count > most for count, most in zip(hopeless, allowed, strict=True)):
         return None
     if not jobs:
         return 1
-
-    def suffices(workers: int) -> bool:
-        late = [0] * len(allowed)
-        for job, done_at in zip(jobs, serve(jobs, workers * places), strict=True):
-            if done_at - job.service_s - job.at_s > job.patience_s:
-                late[job.class_index] += 1
-                if late[job.class_index] > allowed[job.class_index]:
-                    return False
-        return True
-
-    span_s = max(1e-9, jobs[-1].at_s - jobs[0].at_s + max(job.patience_s for job in jobs))
-    least = max(1, math.ceil(0.8 * sum(job.service_s for job in jobs) / span_s / places))
-    return _first(suffices, least)
+    span_s = max(1e-9, jobs[-1][0] - jobs[0][0] + longest_s)
+    least = max(1, math.ceil(0.8 * work_s / span_s / places))
+    return _first(lambda workers: _suffice(jobs, allowed, workers * places), least, guess)
 
 
-def _first(suffices: Callable[[int], bool], least: int) -> int | None:
-    """Smallest count from `least` on for which a monotone predicate holds."""
-    low, high = least, least
+def _suffice(jobs: Sequence[_Job], allowed: Sequence[float], servers: int) -> bool:
+    """Do so many servers keep the misses of every class within what is allowed?"""
+    left = list(allowed)
+    free_at = [-math.inf] * servers
+    for at_s, service_s, patience_s, index in jobs:
+        free_s = free_at[0]
+        begins_s = free_s if free_s > at_s else at_s
+        if begins_s - at_s > patience_s:
+            left[index] -= 1
+            if left[index] < 0:
+                return False
+        heapreplace(free_at, begins_s + service_s)
+    return True
+
+
+def _first(suffices: Callable[[int], bool], least: int, guess: int | None) -> int | None:
+    """Smallest count from `least` on for which a monotone predicate holds; a good guess saves most looks."""
+    low, high = least, max(least, guess or 0)
     while not suffices(high):
         if high >= MOST_WORKERS:
             return None
         low, high = high + 1, min(MOST_WORKERS, high + max(1, high // 4))
+    if guess is not None and low < high and not suffices(high - 1):
+        return high
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if suffices(middle) else (middle + 1, high)
