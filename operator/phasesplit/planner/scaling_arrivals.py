@@ -84,8 +84,9 @@ class SeenRequests:
         return None if decode is None else Need(prefill, decode, feasible=True)
 
     def lasting(self, *, speed_up: float = 1.0) -> Need:
-        """The most workers that the work of the last `SHORT_WINDOW_S` justifies: a burst that is over before a
-        worker could start is no reason to start one.
+        """The most workers that the work of the last `SHORT_WINDOW_S` justifies.
+
+        A burst that is over before a worker could start is no reason to start one.
         """
         steps = sum(max(0, arrival.output_tokens - 1) for arrival in self.arrivals)
         factor = speed_up * self.stands_for / SHORT_WINDOW_S / _LASTING_BUSY

@@ -1,8 +1,9 @@
-"""Requests that were really served, as lengths and times, and the window of them that is served again.
+"""Requests that really came, as lengths and times: the window that is served again, and the newest arrivals.
 
 Knows no text and no router: rows come from the routers' traces with times on one clock.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,17 @@ class ServedRequest:
     output_tokens: int
     e2e_s: float | None
     drawn: bool | None = None  # in a trial of both modes at once: drawn for the split?
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """One request that has come and not ended: it waits, or is being answered."""
+
+    at_s: float  # arrival
+    class_name: str
+    prompt_tokens: int
+    cached_tokens: int | None  # None: no worker has counted yet
+    output_tokens: int  # put out so far
 
 
 def usual_duration_s(requests: Sequence[ServedRequest]) -> float:
@@ -64,3 +76,82 @@ def replay_window(
         )
         for request in kept
     )
+
+
+def recent_arrivals(
+    ended: Sequence[ServedRequest],
+    unended: Sequence[OpenRequest],
+    classes: Sequence[LatencyClass],
+    *,
+    since_s: float,
+    now_s: float,
+) -> tuple[Arrival, ...]:
+    """Everything that has come since, ended (by arrival) or not, oldest first.
+
+    What is not known yet of a request is as usual in its class: the share of the prompt that is cached, and
+    the length of the answer, unless it is longer already.
+    """
+    index = {item.name: number for number, item in enumerate(classes)}
+    usual = _Usual(ended)
+    found = [
+        Arrival(
+            at_s=request.at_s,
+            prompt_tokens=max(1, request.prompt_tokens),
+            output_tokens=max(1, request.output_tokens),
+            class_index=index.get(request.class_name, 0),
+            cached_tokens=min(request.cached_tokens, max(0, request.prompt_tokens - 1)),
+        )
+        for request in ended[bisect_left(ended, since_s, key=lambda request: request.at_s) :]
+        if request.at_s <= now_s
+    ]
+    for request in unended:
+        if since_s <= request.at_s <= now_s:
+            prompt = max(1, request.prompt_tokens)
+            cached = request.cached_tokens
+            if cached is None:
+                cached = int(prompt * usual.cached_share(request.class_name))
+            output = max(1, request.output_tokens, usual.output_tokens(request.class_name))
+            found.append(
+                Arrival(
+                    request.at_s, prompt, output, index.get(request.class_name, 0), min(cached, prompt - 1)
+                )
+            )
+    return tuple(sorted(found, key=lambda arrival: arrival.at_s))
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Tokens of requests that were answered."""
+
+    count: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, request: ServedRequest) -> None:
+        self.count += 1
+        self.prompt_tokens += request.prompt_tokens
+        self.cached_tokens += request.cached_tokens
+        self.output_tokens += request.output_tokens
+
+
+class _Usual:
+    """Means of the requests that were answered: of a class, of all where it has none."""
+
+    def __init__(self, ended: Sequence[ServedRequest]) -> None:
+        self._all = _Sums()
+        self._by_class: dict[str, _Sums] = {}
+        for request in ended:
+            if request.counted and request.e2e_s is not None:
+                self._all.add(request)
+                self._by_class.setdefault(request.class_name, _Sums()).add(request)
+
+    def output_tokens(self, class_name: str) -> int:
+        """Length of an answer; 0 while there is none."""
+        sums = self._by_class.get(class_name, self._all)
+        return round(sums.output_tokens / max(1, sums.count))
+
+    def cached_share(self, class_name: str) -> float:
+        """Of the prompts' tokens, those found in a prefix cache."""
+        sums = self._by_class.get(class_name, self._all)
+        return sums.cached_tokens / max(1, sums.prompt_tokens)
