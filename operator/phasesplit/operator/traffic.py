@@ -3,15 +3,24 @@
 Bounded in requests and in time; a router that starts anew, or is new, brings its own numbering.
 """
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from phasesplit.api.routing import LatencyClass
 from phasesplit.api.traces import TraceBatch, TraceOutcome
 from phasesplit.cluster.router_client import TraceCursor
 from phasesplit.planner import scaling_arrivals
 from phasesplit.planner.simulation_types import Arrival
-from phasesplit.planner.traffic import MAX_REQUESTS, WINDOW_S, OpenRequest, ServedRequest, recent_arrivals
+from phasesplit.planner.traffic import (
+    MAX_REQUESTS,
+    WINDOW_S,
+    OpenRequest,
+    ServedRequest,
+    open_arrivals,
+    to_arrival,
+)
 
 # Between two looks at the traces while requests flow: a trial counts what it sees, and a burst that workers
 # are asked for is seen while it is in flight.
@@ -40,6 +49,10 @@ class TrafficBook:
     _lost_at_s: float = float("-inf")
     _requests: list[ServedRequest] = field(default_factory=list)
     _traces: dict[str, _Trace] = field(default_factory=dict)
+    # The ended ones of the scaling window as arrivals, with the classes' numbers in them, and those to come.
+    _ended: list[Arrival] = field(default_factory=list)
+    _index: dict[str, int] = field(default_factory=dict)
+    _not_taken: list[ServedRequest] = field(default_factory=list)
 
     def cursor(self, router: str) -> TraceCursor:
         """Where to go on reading."""
@@ -67,8 +80,20 @@ class TrafficBook:
             since_s = max(since_s, self._requests[0].at_s)
             if since_s > now_s - scaling_arrivals.SHORT_WINDOW_S:
                 return ()
-        unended = [request for trace in traces for request in trace.unended]
-        return recent_arrivals(self._requests, unended, classes, since_s=since_s, now_s=now_s)
+        index = {item.name: number for number, item in enumerate(classes)}
+        unended = [request for trace in traces for request in trace.unended if request.at_s >= since_s]
+        found = [*self._ended_since(since_s, index), *open_arrivals(unended, self._requests, index)]
+        return tuple(sorted(found, key=attrgetter("at_s")))
+
+    def _ended_since(self, since_s: float, index: dict[str, int]) -> list[Arrival]:
+        """Each request becomes an arrival once, however often they are asked for."""
+        if index != self._index:
+            self._index, self._ended, self._not_taken = index, [], list(self._requests)
+        self._ended += [to_arrival(item, index) for item in self._not_taken if item.at_s >= since_s]
+        self._not_taken.clear()
+        self._ended.sort(key=attrgetter("at_s"))
+        del self._ended[: bisect_left(self._ended, since_s, key=attrgetter("at_s"))]
+        return self._ended
 
     def add(self, router: str, batch: TraceBatch, now_s: float) -> None:
         """Take in one answer. The router's clock is put on ours by the time of the answer."""
@@ -83,24 +108,11 @@ class TrafficBook:
             unended,
             now_s if _tells_all(batch, unended, now_s) else known.told_all_at_s,
         )
-        for row in range(len(batch.arrival_s)):
-            outcome = batch.outcome[row]
-            self._requests.append(
-                ServedRequest(
-                    at_s=offset_s + batch.arrival_s[row],
-                    class_name=batch.classes[batch.class_index[row]],
-                    split=batch.split[row],
-                    attained=batch.attained[row],
-                    counted=outcome is not TraceOutcome.ABANDONED,
-                    prompt_tokens=batch.prompt_tokens[row],
-                    cached_tokens=batch.cached_tokens[row],
-                    output_tokens=batch.output_tokens[row],
-                    e2e_s=batch.e2e_s[row],
-                    drawn=batch.drawn[row] if batch.drawn else None,
-                )
-            )
-        if batch.arrival_s:
-            self._requests.sort(key=lambda request: request.at_s)
+        rows = _ended_requests(batch, offset_s)
+        if rows:
+            self._requests += rows
+            self._requests.sort(key=attrgetter("at_s"))
+            self._not_taken = [*self._not_taken, *rows][-_KEEP:]
         self.forget_old(now_s)
 
     def note_quiet(self, router: str, now_s: float) -> None:
@@ -122,6 +134,24 @@ class TrafficBook:
                 self._lost_at_s = now_s
         for router in routers:
             self._traces.setdefault(router, _Trace())
+
+
+def _ended_requests(batch: TraceBatch, offset_s: float) -> list[ServedRequest]:
+    return [
+        ServedRequest(
+            at_s=offset_s + batch.arrival_s[row],
+            class_name=batch.classes[batch.class_index[row]],
+            split=batch.split[row],
+            attained=batch.attained[row],
+            counted=batch.outcome[row] is not TraceOutcome.ABANDONED,
+            prompt_tokens=batch.prompt_tokens[row],
+            cached_tokens=batch.cached_tokens[row],
+            output_tokens=batch.output_tokens[row],
+            e2e_s=batch.e2e_s[row],
+            drawn=batch.drawn[row] if batch.drawn else None,
+        )
+        for row in range(len(batch.arrival_s))
+    ]
 
 
 def _open_requests(batch: TraceBatch, offset_s: float) -> tuple[OpenRequest, ...]:

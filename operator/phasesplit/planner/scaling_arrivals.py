@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
-from operator import itemgetter
+from math import log2
 
 from phasesplit.api.routing import LatencyClass
 from phasesplit.planner.capacity import MOST_WORKERS, Need
@@ -21,15 +21,22 @@ from phasesplit.planner.simulation_types import Arrival
 WINDOW_S = 120.0  # what is looked at for the need of now
 SHORT_WINDOW_S = 45.0  # and for what has begun to grow
 ENOUGH = 30  # requests in the window; with fewer the closed form is the better guess
-MAX_COUNTED = 1500  # requests that pass the queues: what a tick may cost
+MAX_COUNTED = 1200  # requests that pass the queues: what a tick may cost
 MAX_BATCH = 64  # sequences of one decode worker, as its scheduler takes
+_NEARLY = 0.75
 _LASTING_BUSY = 0.5  # of their time that workers asked for anew would have had to be busy
 _BATCH_STEP = 0.85  # of the TPOT target that a full batch's step may take
 _LENGTHS_PER_DOUBLING = 4  # prompts are grouped by length this finely
 
 
-# One request at one of the two queues: when it comes, what it takes, how long it may wait, its class.
-_Job = tuple[float, float, float, int]
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """Requests at one of the two queues, as columns: so many small objects would cost more than the queue."""
+
+    come_at_s: Sequence[float]
+    take_s: Sequence[float]
+    may_wait_s: Sequence[float]
+    class_indices: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +75,8 @@ class SeenRequests:
         """
         if len(self.arrivals) < ENOUGH or self.stands_for > 1:
             return None
-        indices = self.class_indices
-        allowed = _allowed_misses(indices, self.classes)
-        targets_s = [item.ttft_s for item in self.classes]
-        begin_s = self.arrivals[0].at_s
-        prefill_jobs = [
-            (begin_s + (arrival.at_s - begin_s) / speed_up, service_s, targets_s[index] - service_s, index)
-            for arrival, service_s, index in zip(self.arrivals, self.prefill_times_s, indices, strict=True)
-        ]
+        allowed = _allowed_misses(self.class_indices, self.classes)
+        prefill_jobs = self._prefill_jobs(speed_up)
         prefill = _fewest(prefill_jobs, allowed, 1, like.prefill if like is not None else None)
         if prefill is None:
             return None
@@ -94,16 +95,33 @@ class SeenRequests:
         decode = math.ceil(factor * steps * self.step_s / self.batch)
         return Need(max(1, prefill), max(1, decode), feasible=True)
 
-    def _decode_jobs(self, ready_at: Sequence[float]) -> list[_Job]:
+    def is_nearly(self, whole: "SeenRequests") -> bool:
+        """Is this most of so many requests that not all were counted? Then a count of these says no more."""
+        return len(whole.arrivals) >= MAX_COUNTED and len(self.arrivals) > _NEARLY * len(whole.arrivals)
+
+    def _prefill_jobs(self, speed_up: float) -> _Jobs:
+        targets_s = [item.ttft_s for item in self.classes]
+        indices, take_s = self.class_indices, self.prefill_times_s
+        begin_s = self.arrivals[0].at_s
+        return _Jobs(
+            [begin_s + (arrival.at_s - begin_s) / speed_up for arrival in self.arrivals],
+            take_s,
+            [targets_s[index] - time_s for index, time_s in zip(indices, take_s, strict=True)],
+            indices,
+        )
+
+    def _decode_jobs(self, ready_at: Sequence[float]) -> _Jobs:
         """Each answer takes a place in a batch for as long as a full batch's steps last."""
-        step_s = self.step_s
-        spare_s = [item.tpot_s - step_s for item in self.classes]  # of each step
-        jobs = [
-            (at_s, steps * step_s, steps * spare_s[index], index)
-            for arrival, index, at_s in zip(self.arrivals, self.class_indices, ready_at, strict=True)
-            if (steps := arrival.output_tokens - 1) > 0
-        ]
-        return sorted(jobs, key=itemgetter(0))
+        steps = [arrival.output_tokens - 1 for arrival in self.arrivals]
+        spare_s = [item.tpot_s - self.step_s for item in self.classes]  # of each step
+        order = [row for row in sorted(range(len(steps)), key=ready_at.__getitem__) if steps[row] > 0]
+        indices = [self.class_indices[row] for row in order]
+        return _Jobs(
+            [ready_at[row] for row in order],
+            [steps[row] * self.step_s for row in order],
+            [steps[row] * spare_s[index] for row, index in zip(order, indices, strict=True)],
+            indices,
+        )
 
 
 def see_requests(
@@ -157,12 +175,13 @@ def _prefill_times_s(arrivals: Sequence[Arrival], hardware: Hardware) -> list[fl
     chunks: dict[int, int] = {}
     times_s = []
     for arrival in arrivals:
+        prompt = arrival.prompt_tokens
         # The chunk hardly changes with the prompt: looked for once per class of lengths.
-        size = round(_LENGTHS_PER_DOUBLING * math.log2(max(1, arrival.prompt_tokens)))
+        size = round(_LENGTHS_PER_DOUBLING * log2(prompt if prompt > 1 else 1))
         chunk = chunks.get(size)
         if chunk is None:
-            chunk = chunks[size] = prefill_chunk_tokens(profile, arrival.prompt_tokens)
-        times_s.append(prefill_s(profile, arrival.prompt_tokens, chunk, cached_tokens=arrival.cached_tokens))
+            chunk = chunks[size] = prefill_chunk_tokens(profile, prompt)
+        times_s.append(prefill_s(profile, prompt, chunk, cached_tokens=arrival.cached_tokens))
     return times_s
 
 
@@ -191,61 +210,66 @@ def _allowed_misses(indices: Sequence[int], classes: Sequence[LatencyClass]) -> 
     return [indices.count(index) * (1 - item.percentile / 100) / 2 for index, item in enumerate(classes)]
 
 
-def _serve(jobs: Sequence[_Job], servers: int) -> list[float]:
+def _serve(jobs: _Jobs, servers: int) -> list[float]:
     """When each job is done, first come first served."""
     free_at = [-math.inf] * servers
     done = []
-    for at_s, service_s, _, _ in jobs:
+    for at_s, takes_s in zip(jobs.come_at_s, jobs.take_s, strict=True):
         free_s = free_at[0]
-        done_s = (free_s if free_s > at_s else at_s) + service_s
+        done_s = (free_s if free_s > at_s else at_s) + takes_s
         done.append(done_s)
         heapreplace(free_at, done_s)
     return done
 
 
-def _fewest(jobs: Sequence[_Job], allowed: Sequence[float], places: int, guess: int | None) -> int | None:
+def _fewest(jobs: _Jobs, allowed: Sequence[float], places: int, guess: int | None) -> int | None:
     """Fewest workers of so many places each that keep the misses within what is allowed."""
+    if not jobs.come_at_s:
+        return 1
     hopeless = [0] * len(allowed)
-    work_s = longest_s = 0.0
-    for _, service_s, patience_s, index in jobs:
-        work_s += service_s
-        if patience_s > longest_s:
-            longest_s = patience_s
-        elif patience_s < 0:
+    for wait_s, index in zip(jobs.may_wait_s, jobs.class_indices, strict=True):
+        if wait_s < 0:
             hopeless[index] += 1
     if any(count > most for count, most in zip(hopeless, allowed, strict=True)):
         return None
-    if not jobs:
-        return 1
-    span_s = max(1e-9, jobs[-1][0] - jobs[0][0] + longest_s)
-    least = max(1, math.ceil(0.8 * work_s / span_s / places))
+    span_s = max(1e-9, jobs.come_at_s[-1] - jobs.come_at_s[0] + max(jobs.may_wait_s))
+    least = max(1, math.ceil(0.8 * sum(jobs.take_s) / span_s / places))
     return _first(lambda workers: _suffice(jobs, allowed, workers * places), least, guess)
 
 
-def _suffice(jobs: Sequence[_Job], allowed: Sequence[float], servers: int) -> bool:
+def _suffice(jobs: _Jobs, allowed: Sequence[float], servers: int) -> bool:
     """Do so many servers keep the misses of every class within what is allowed?"""
     left = list(allowed)
     free_at = [-math.inf] * servers
-    for at_s, service_s, patience_s, index in jobs:
+    columns = zip(jobs.come_at_s, jobs.take_s, jobs.may_wait_s, jobs.class_indices, strict=True)
+    for at_s, takes_s, may_wait_s, index in columns:
         free_s = free_at[0]
         begins_s = free_s if free_s > at_s else at_s
-        if begins_s - at_s > patience_s:
+        if begins_s - at_s > may_wait_s:
             left[index] -= 1
             if left[index] < 0:
                 return False
-        heapreplace(free_at, begins_s + service_s)
+        heapreplace(free_at, begins_s + takes_s)
     return True
 
 
 def _first(suffices: Callable[[int], bool], least: int, guess: int | None) -> int | None:
     """Smallest count from `least` on for which a monotone predicate holds; a good guess saves most looks."""
     low, high = least, max(least, guess or 0)
+    step = 1 if guess is not None else max(1, high // 4)
+    held_at_once = True
     while not suffices(high):
         if high >= MOST_WORKERS:
             return None
-        low, high = high + 1, min(MOST_WORKERS, high + max(1, high // 4))
-    if guess is not None and low < high and not suffices(high - 1):
-        return high
+        held_at_once = False
+        low, high, step = high + 1, min(MOST_WORKERS, high + step), 2 * step
+    step = 1
+    while guess is not None and held_at_once and low < high:
+        probe = max(low, high - step)
+        if not suffices(probe):
+            low = probe + 1
+            break
+        high, step = probe, 2 * step
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if suffices(middle) else (middle + 1, high)

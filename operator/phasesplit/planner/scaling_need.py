@@ -104,7 +104,8 @@ def find_need(given: ScalingInput, memory: ScalingMemory) -> WorkerNeed:
     lasting = None
     if seen is not None:
         newest = seen.last(SHORT_WINDOW_S)
-        now, lasting = _raised_by_growth(newest, now), newest.lasting(speed_up=factor)
+        now = now if newest.is_nearly(seen) else _raised_by_growth(newest, now)
+        lasting = newest.lasting(speed_up=factor)
     now = _at_most(now, lasting)
     raised = _at_most(_raised_by_queues(given, demands, hardware, now), lasting)
     if raised != now:

@@ -3,9 +3,8 @@
 Knows no text and no router: rows come from the routers' traces with times on one clock.
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from phasesplit.api.routing import LatencyClass
 from phasesplit.planner.simulation_types import Arrival
@@ -67,56 +66,47 @@ def replay_window(
         return ()
     start_s = kept[0].at_s
     return tuple(
-        Arrival(
-            at_s=request.at_s - start_s,
-            prompt_tokens=max(1, request.prompt_tokens),
-            output_tokens=max(1, request.output_tokens),
-            class_index=index.get(request.class_name, 0),
-            cached_tokens=min(request.cached_tokens, max(0, request.prompt_tokens - 1)),
-        )
-        for request in kept
+        replace(arrival, at_s=arrival.at_s - start_s)
+        for arrival in (to_arrival(item, index) for item in kept)
     )
 
 
-def recent_arrivals(
-    ended: Sequence[ServedRequest],
-    unended: Sequence[OpenRequest],
-    classes: Sequence[LatencyClass],
-    *,
-    since_s: float,
-    now_s: float,
-) -> tuple[Arrival, ...]:
-    """Everything that has come since, ended (by arrival) or not, oldest first.
+def to_arrival(request: ServedRequest, index: Mapping[str, int]) -> Arrival:
+    """One that ended, with its class by number."""
+    return Arrival(
+        at_s=request.at_s,
+        prompt_tokens=max(1, request.prompt_tokens),
+        output_tokens=max(1, request.output_tokens),
+        class_index=index.get(request.class_name, 0),
+        cached_tokens=min(request.cached_tokens, max(0, request.prompt_tokens - 1)),
+    )
+
+
+def open_arrivals(
+    unended: Sequence[OpenRequest], ended: Sequence[ServedRequest], index: Mapping[str, int]
+) -> list[Arrival]:
+    """Those that have not ended.
 
     What is not known yet of a request is as usual in its class: the share of the prompt that is cached, and
     the length of the answer, unless it is longer already.
     """
-    index = {item.name: number for number, item in enumerate(classes)}
     usual = _Usual(ended)
-    found = [
-        Arrival(
-            at_s=request.at_s,
-            prompt_tokens=max(1, request.prompt_tokens),
-            output_tokens=max(1, request.output_tokens),
-            class_index=index.get(request.class_name, 0),
-            cached_tokens=min(request.cached_tokens, max(0, request.prompt_tokens - 1)),
-        )
-        for request in ended[bisect_left(ended, since_s, key=lambda request: request.at_s) :]
-        if request.at_s <= now_s
-    ]
+    found = []
     for request in unended:
-        if since_s <= request.at_s <= now_s:
-            prompt = max(1, request.prompt_tokens)
-            cached = request.cached_tokens
-            if cached is None:
-                cached = int(prompt * usual.cached_share(request.class_name))
-            output = max(1, request.output_tokens, usual.output_tokens(request.class_name))
-            found.append(
-                Arrival(
-                    request.at_s, prompt, output, index.get(request.class_name, 0), min(cached, prompt - 1)
-                )
+        prompt = max(1, request.prompt_tokens)
+        cached = request.cached_tokens
+        if cached is None:
+            cached = int(prompt * usual.cached_share(request.class_name))
+        found.append(
+            Arrival(
+                at_s=request.at_s,
+                prompt_tokens=prompt,
+                output_tokens=max(1, request.output_tokens, usual.output_tokens(request.class_name)),
+                class_index=index.get(request.class_name, 0),
+                cached_tokens=min(cached, prompt - 1),
             )
-    return tuple(sorted(found, key=lambda arrival: arrival.at_s))
+        )
+    return found
 
 
 @dataclass(slots=True)
@@ -128,23 +118,25 @@ class _Sums:
     cached_tokens: int = 0
     output_tokens: int = 0
 
-    def add(self, request: ServedRequest) -> None:
-        self.count += 1
-        self.prompt_tokens += request.prompt_tokens
-        self.cached_tokens += request.cached_tokens
-        self.output_tokens += request.output_tokens
+    def add(self, count: int, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+        self.count += count
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+        self.output_tokens += output_tokens
 
 
 class _Usual:
     """Means of the requests that were answered: of a class, of all where it has none."""
 
     def __init__(self, ended: Sequence[ServedRequest]) -> None:
-        self._all = _Sums()
         self._by_class: dict[str, _Sums] = {}
-        for request in ended:
-            if request.counted and request.e2e_s is not None:
-                self._all.add(request)
-                self._by_class.setdefault(request.class_name, _Sums()).add(request)
+        for item in ended:
+            if item.counted and item.e2e_s is not None:
+                sums = self._by_class.setdefault(item.class_name, _Sums())
+                sums.add(1, item.prompt_tokens, item.cached_tokens, item.output_tokens)
+        self._all = _Sums()
+        for sums in self._by_class.values():
+            self._all.add(sums.count, sums.prompt_tokens, sums.cached_tokens, sums.output_tokens)
 
     def output_tokens(self, class_name: str) -> int:
         """Length of an answer; 0 while there is none."""
