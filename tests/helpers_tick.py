@@ -52,6 +52,8 @@ class BusyObject:
         self.memory = ObjectMemory("uid-chat")
         self.now_s = 1000.0
         self._traffic = _Traffic(RATE_PER_WORKER * workers, self.now_s) if traced else None
+        if self._traffic is not None:  # reading what is old is no part of a tick
+            self._traffic.tell(self.memory.traffic, self.now_s)
         self._placer = Placer()
         self._live: RoutingTable | None = None
         self._nodes = tuple(_node(f"n{index}") for index in range(-(-workers // 8)))
