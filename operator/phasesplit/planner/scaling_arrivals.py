@@ -15,15 +15,15 @@ from math import log2
 from phasesplit.api.routing import LatencyClass
 from phasesplit.planner.capacity import MOST_WORKERS, Need
 from phasesplit.planner.demand import Hardware
-from phasesplit.planner.performance import decode_step_s, prefill_chunk_tokens, prefill_s
+from phasesplit.planner.performance import decode_step_s, prefill_chunk_tokens, prefill_times_s
 from phasesplit.planner.simulation_types import Arrival
 
 WINDOW_S = 120.0  # what is looked at for the need of now
 SHORT_WINDOW_S = 45.0  # and for what has begun to grow
 ENOUGH = 30  # requests in the window; with fewer the closed form is the better guess
-MAX_COUNTED = 1200  # requests that pass the queues: what a tick may cost
+MAX_COUNTED = 1500  # requests that pass the queues: what a tick may cost
 MAX_BATCH = 64  # sequences of one decode worker, as its scheduler takes
-_NEARLY = 0.75
+_NEARLY = 0.6
 _LASTING_BUSY = 0.5  # of their time that workers asked for anew would have had to be busy
 _BATCH_STEP = 0.85  # of the TPOT target that a full batch's step may take
 _LENGTHS_PER_DOUBLING = 4  # prompts are grouped by length this finely
@@ -173,16 +173,18 @@ def _put_together(
 def _prefill_times_s(arrivals: Sequence[Arrival], hardware: Hardware) -> list[float]:
     profile = hardware.prefill_profile
     chunks: dict[int, int] = {}
-    times_s = []
-    for arrival in arrivals:
-        prompt = arrival.prompt_tokens
-        # The chunk hardly changes with the prompt: looked for once per class of lengths.
-        size = round(_LENGTHS_PER_DOUBLING * log2(prompt if prompt > 1 else 1))
+
+    def chunk_of(prompt_tokens: int) -> int:
+        """It hardly changes with the prompt: looked for once per class of lengths."""
+        size = round(_LENGTHS_PER_DOUBLING * log2(prompt_tokens if prompt_tokens > 1 else 1))
         chunk = chunks.get(size)
         if chunk is None:
-            chunk = chunks[size] = prefill_chunk_tokens(profile, prompt)
-        times_s.append(prefill_s(profile, prompt, chunk, cached_tokens=arrival.cached_tokens))
-    return times_s
+            chunk = chunks[size] = prefill_chunk_tokens(profile, prompt_tokens)
+        return chunk
+
+    return prefill_times_s(
+        profile, ((item.prompt_tokens, item.cached_tokens, chunk_of(item.prompt_tokens)) for item in arrivals)
+    )
 
 
 def _full_batch(

@@ -3,10 +3,13 @@
 import random
 from dataclasses import replace
 
+import pytest
+
 from helpers_planner import SCALING_CLASSES, SMALL_GPU, scaling_input
 from helpers_traces import random_trace
 from phasesplit.planner.capacity import Need
 from phasesplit.planner.demand import Hardware
+from phasesplit.planner.performance import prefill_s, prefill_times_s
 from phasesplit.planner.scaling import plan_scaling
 from phasesplit.planner.scaling_arrivals import MAX_COUNTED, SHORT_WINDOW_S, see_requests
 from phasesplit.planner.simulation_types import Arrival
@@ -107,3 +110,10 @@ def test_of_more_than_can_be_counted_a_sample_tells_the_work_and_the_closed_form
     of_part, of_all = newest.lasting(), seen.last(SHORT_WINDOW_S).lasting()
     assert of_all.prefill / of_part.prefill > 0.9 * SHORT_WINDOW_S / 12
     assert of_all.prefill / of_part.prefill < 1.1 * SHORT_WINDOW_S / 12
+
+
+def test_many_prompts_take_as_long_together_as_one_by_one() -> None:
+    prompts = [(1, 0, 8), (1, 5, 8), (8, 0, 8), (9, 0, 8), (4000, 3000, 512), (16000, 0, 700)]
+    for profile in (SMALL_GPU, SMALL_GPU.model_copy(update={"overlap": 0.7})):
+        one_by_one = [prefill_s(profile, all_, chunk, cached_tokens=old) for all_, old, chunk in prompts]
+        assert prefill_times_s(profile, prompts) == pytest.approx(one_by_one)
