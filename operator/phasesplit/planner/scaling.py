@@ -47,7 +47,7 @@ def plan_scaling(given: ScalingInput) -> ScalingDecision:
     beyond = {pool: max(now_counts[pool], given.pools[pool].desired) for pool in Pool}
     if need.known and any(beyond[pool] > given.pools[pool].max for pool in Pool):
         target = replace(target, limited=True)
-    memory = remember(given, memory, keep_counts)
+    memory = replace(remember(given, memory, keep_counts), counted=need.counted)
     if switched:
         memory = replace(memory, roles_changed_at_s=given.now_s)
     reason, message = _explain(given, need, target, switched)

@@ -43,6 +43,7 @@ class WorkerNeed:
     urgent: bool  # a queue is already too long
     known: bool  # False: no profile or no load, nothing may be concluded
     detail: str = ""
+    counted: Need | None = None  # `now` by the requests that came, before it is raised or held down
 
 
 def total_rate_per_s(loads: Sequence[LoadFacts]) -> float:
@@ -98,7 +99,7 @@ def find_need(given: ScalingInput, memory: ScalingMemory) -> WorkerNeed:
     factor = forecast_factor(given) / PLANNED_LOAD
     split = given.mode is ServedMode.SPLIT
     seen = see_requests(given.arrivals, given.classes, hardware, now_s=given.now_s) if split else None
-    now = _need(given, demands, hardware, seen, factor)
+    now = counted = _need(given, demands, hardware, seen, factor, like=memory.counted)
     keep = _at_least(_need(given, demands, hardware, seen, 1 / SURVIVOR_LOAD, like=now), now)
     detail = "" if now.feasible else describe_infeasible(demands, hardware)
     lasting = None
@@ -108,9 +109,14 @@ def find_need(given: ScalingInput, memory: ScalingMemory) -> WorkerNeed:
         lasting = newest.lasting(speed_up=factor)
     now = _at_most(now, lasting)
     raised = _at_most(_raised_by_queues(given, demands, hardware, now), lasting)
-    if raised != now:
-        return WorkerNeed(raised, _at_least(keep, raised), urgent=True, known=True, detail=detail)
-    return WorkerNeed(now, _at_least(keep, now), urgent=False, known=True, detail=detail)
+    return WorkerNeed(
+        raised,
+        _at_least(keep, raised),
+        urgent=raised != now,
+        known=True,
+        detail=detail,
+        counted=counted if seen is not None else None,
+    )
 
 
 def remember(given: ScalingInput, memory: ScalingMemory, keep: Mapping[Pool, int]) -> ScalingMemory:
