@@ -10,7 +10,7 @@ from phasesplit.api.routing import LatencyClass, ServedMode
 from phasesplit.planner.capacity import Need
 from phasesplit.planner.facts import WorkerFacts
 from phasesplit.planner.scaling import plan_scaling
-from phasesplit.planner.scaling_arrivals import needed_for_arrivals
+from phasesplit.planner.scaling_arrivals import see_requests
 from phasesplit.planner.scaling_types import PoolBounds, ScalingInput, ScalingMemory
 
 STEP_S = 15.0
@@ -158,13 +158,8 @@ class Clairvoyant:
             latency_class = LatencyClass(
                 name="default", ttft_s=target.ttft_s, tpot_s=target.tpot_s, percentile=100 * target.share
             )
-            found = needed_for_arrivals(
-                arrivals,
-                (latency_class,),
-                setting.hardware,
-                now_s=centre_s + half_s,
-                speed_up=self.margin,
-            )
+            seen = see_requests(arrivals, (latency_class,), setting.hardware, now_s=centre_s + half_s)
+            found = seen.need(speed_up=self.margin) if seen is not None else None
             self._needs[step] = found or Need(1, 1, feasible=True)
         return self._needs[step]
 

@@ -1,11 +1,12 @@
 """One object with many workers under load, as one pass of the operator sees it: for the cost of a tick."""
 
+from bisect import bisect_right
 from typing import Any
 
 from helpers_operator import make_child, make_model, make_pod
 from helpers_planner import GPU as SMALL_GPU
 from helpers_traces import random_trace
-from helpers_traffic import served_trace
+from helpers_traffic import batch, in_flight, served_trace
 from phasesplit.api import names
 from phasesplit.api.manifest import KVLayout
 from phasesplit.api.names import Pool, Role
@@ -18,6 +19,7 @@ from phasesplit.api.reports import (
     WorkerState,
 )
 from phasesplit.api.routing import RoutingTable
+from phasesplit.api.traces import MAX_ROWS
 from phasesplit.api.v1alpha1 import DisaggregatedModelSpec
 from phasesplit.cluster.router_client import RouterAnswer
 from phasesplit.cluster.snapshot import Snapshot
@@ -26,6 +28,7 @@ from phasesplit.operator.memory import ObjectMemory
 from phasesplit.operator.observation import observe
 from phasesplit.operator.placing import Placer
 from phasesplit.operator.situation import Decisions, MetricsState, Situation
+from phasesplit.operator.traffic import TrafficBook
 from phasesplit.planner.replay import replay
 from phasesplit.planner.replay_schedule import ReplayRecord, build_replay, mark_of
 
@@ -33,18 +36,24 @@ GPU = "nvidia.com/gpu"
 LAYOUT = KVLayout(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="float16")
 
 
-class BusyObject:
-    """`Auto` with so many workers on nodes of eight GPUs, at a load that never stands still."""
+RATE_PER_WORKER = 0.35  # requests per second
 
-    def __init__(self, workers: int) -> None:
+
+class BusyObject:
+    """An object with so many workers on nodes of eight GPUs, at a load that never stands still."""
+
+    def __init__(self, workers: int, *, mode: str = "Auto", traced: bool = False) -> None:
         each = workers // 2
         pool: dict[str, Any] = {"gpu": {"count": 1}, "replicas": {"min": each, "max": each}}
         slo = [{"name": "default", "ttftMilliseconds": 8000, "tpotMilliseconds": 40}]
         self.spec = DisaggregatedModelSpec.model_validate(
-            {"model": {"source": {"path": "/m"}}, "mode": "Auto", "prefill": pool, "decode": pool, "slo": slo}
+            {"model": {"source": {"path": "/m"}}, "mode": mode, "prefill": pool, "decode": pool, "slo": slo}
         )
         self.memory = ObjectMemory("uid-chat")
         self.now_s = 1000.0
+        self._traffic = _Traffic(RATE_PER_WORKER * workers, self.now_s) if traced else None
+        if self._traffic is not None:  # reading what is old is no part of a tick
+            self._traffic.tell(self.memory.traffic, self.now_s)
         self._placer = Placer()
         self._live: RoutingTable | None = None
         self._nodes = tuple(_node(f"n{index}") for index in range(-(-workers // 8)))
@@ -69,7 +78,7 @@ class BusyObject:
 
     def replay(self) -> None:
         """Have the last minutes replayed, as far as the decisions are concerned."""
-        trace = random_trace(1, 0.35 * len(self._pods), 400, 4000, 200)
+        trace = random_trace(1, RATE_PER_WORKER * len(self._pods), 400, 4000, 200)
         given = self.tick().mode_input
         job = build_replay(given, served_trace(trace, self.now_s - trace[-1].at_s - 10.0))
         if job is None:
@@ -79,7 +88,7 @@ class BusyObject:
     def tick(self) -> Decisions:
         """One pass's decisions, two seconds after the last."""
         self.now_s += 2.0
-        rate = 0.35 * len(self._pods) * (1 + self.now_s % 7 / 100)
+        rate = RATE_PER_WORKER * len(self._pods) * (1 + self.now_s % 7 / 100)
         load = ClassReport(
             name="default",
             arrival_rate_per_s=rate,
@@ -92,6 +101,8 @@ class BusyObject:
         )
         report = RouterReport(in_flight=50, workers=self._reports, classes=[load])
         self.memory.answers = (RouterAnswer("router", report),)
+        if self._traffic is not None:
+            self._traffic.tell(self.memory.traffic, self.now_s)
         snapshot = Snapshot(make_model(), self._children, self._pods, self._nodes)
         situation = Situation(
             now_s=self.now_s,
@@ -106,6 +117,44 @@ class BusyObject:
         decisions = decide(situation, self.memory, self._placer)
         self._live = decisions.table
         return decisions
+
+
+class _Traffic:
+    """What a router tells of its requests, which take eight seconds each."""
+
+    LEAD_S = 150.0  # of requests before the first tick
+    TAKES_S = 8.0
+
+    def __init__(self, rate_per_s: float, now_s: float) -> None:
+        self._begin_s = now_s - self.LEAD_S
+        self._trace = random_trace(1, rate_per_s, int(rate_per_s * (self.LEAD_S + 300)), 4000, 200)
+        self._ended = 0
+
+    def tell(self, book: TrafficBook, now_s: float) -> None:
+        """Answers until the reader knows all."""
+        router_s = now_s - self._begin_s
+        come, ended = (
+            bisect_right(self._trace, until_s, key=lambda arrival: arrival.at_s)
+            for until_s in (router_s, router_s - self.TAKES_S)
+        )
+        unended = self._trace[ended:come]
+        while self._ended < ended:
+            rows = self._trace[self._ended : ended][:MAX_ROWS]
+            answer = batch(
+                "e",
+                self._ended,
+                [arrival.at_s for arrival in rows],
+                router_s,
+                total=ended,
+                prompt_tokens=[arrival.prompt_tokens for arrival in rows],
+                output_tokens=[arrival.output_tokens for arrival in rows],
+                **in_flight(
+                    [arrival.at_s for arrival in unended],
+                    open_prompt_tokens=[arrival.prompt_tokens for arrival in unended],
+                ),
+            )
+            book.add("router", answer, now_s)
+            self._ended += len(rows)
 
 
 _POD_SPEC: dict[str, Any] = {"containers": [{"name": "worker", "resources": {"limits": {GPU: "1"}}}]}

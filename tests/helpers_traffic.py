@@ -1,6 +1,6 @@
 """Traffic as the operator knows it, for tests of replays and trials."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from phasesplit.api.traces import TraceBatch, TraceOutcome
 from phasesplit.planner.simulation_types import Arrival
@@ -55,5 +55,20 @@ def batch(epoch: str, first: int, arrivals_s: list[float], now_s: float, **chang
         "output_tokens": (10,) * count,
         "ttft_s": (0.1,) * count,
         "e2e_s": (1.0,) * count,
+        "open_total": 0,
     }
     return TraceBatch.model_validate({**known, **changes})
+
+
+def in_flight(arrivals_s: Sequence[float], **changes: object) -> dict[str, object]:
+    """Columns of an answer for requests of 100 prompt tokens that have come and not ended."""
+    count = len(arrivals_s)
+    known: dict[str, object] = {
+        "open_total": count,
+        "open_arrival_s": tuple(arrivals_s),
+        "open_class_index": (0,) * count,
+        "open_prompt_tokens": (100,) * count,
+        "open_cached_tokens": (None,) * count,
+        "open_output_tokens": (0,) * count,
+    }
+    return {**known, **changes}

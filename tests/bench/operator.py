@@ -66,12 +66,14 @@ def serve_objects(found: Stage, count: int) -> None:
 
 
 def measure_ticks() -> list[dict[str, Any]]:
-    """CPU of one pass's decisions, by the closed form and with a replay that decides."""
+    """CPU of one pass's decisions: by the closed form, with a replay, with pools sized by their requests."""
     busy = BusyObject(TICK_WORKERS)
     results = []
-    for evidence in ("closed form", "replay"):
+    for evidence in ("closed form", "replay", "split, sized by its requests"):
         if evidence == "replay":
             busy.replay()
+        elif evidence != "closed form":
+            busy = BusyObject(TICK_WORKERS, mode="Split", traced=True)
         times_ms = []
         for _ in range(TICKS):
             started_s = time.process_time()

@@ -114,6 +114,7 @@ class RouterServer:
         router.ledger.arrived(client.latency_class.name, arrival_s)
         self._ids.add(request_id)
         router.count_in_flight(1)
+        router.trace_ring.begin(record)
         try:
             return await self._answer(request, client, record)
         except asyncio.CancelledError:

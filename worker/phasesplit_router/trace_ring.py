@@ -1,6 +1,7 @@
 """The last requests as lengths and times, for the operator to serve again on paper. Never text.
 
-A ring of fixed size; readers come with a cursor. Knows records; the clock is passed in.
+A ring of fixed size; readers come with a cursor, and are told with each answer what has come and not ended.
+Knows records; the clock is passed in.
 """
 
 import uuid
@@ -9,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from phasesplit.api.routing import ServedMode
-from phasesplit.api.traces import MAX_ROWS, MAX_TOKENS, TraceBatch, TraceOutcome
+from phasesplit.api.traces import MAX_OPEN, MAX_ROWS, MAX_TOKENS, TraceBatch, TraceOutcome
 from phasesplit_router.records import Record
 
 CAPACITY = 8192  # rows, about 300 bytes each
@@ -30,16 +31,22 @@ class _Row(NamedTuple):
 
 
 class TraceRing:
-    """Rows of ended requests, oldest first. `total` counts those that were ever added."""
+    """Rows of ended requests, oldest first, and those in flight. `total` counts rows that were ever added."""
 
     def __init__(self, started_s: float, *, capacity: int = CAPACITY) -> None:
         self.epoch = uuid.uuid4().hex
         self.total = 0
         self._started_s = started_s
         self._rows: deque[_Row] = deque(maxlen=capacity)
+        self._open: dict[str, Record] = {}  # by id, in the order in which they came
+
+    def begin(self, record: Record) -> None:
+        """A request came in. It stays open until it is added, whether it waits or is answered."""
+        self._open[record.request_id] = record
 
     def add(self, record: Record) -> None:
         """A request ended. A client's own mistake was no load."""
+        self._open.pop(record.request_id, None)
         if record.invalid:
             return
         outcome = _outcome(record)
@@ -54,9 +61,9 @@ class TraceRing:
                 attained=record.is_attained,
                 drawn=None if record.drawn is None else record.drawn[1] is ServedMode.SPLIT,
                 outcome=outcome,
-                prompt_tokens=min(max(prompt, 0), MAX_TOKENS),
-                cached_tokens=min(max(record.cached_tokens, 0), MAX_TOKENS),
-                output_tokens=min(max(output, 0), MAX_TOKENS),
+                prompt_tokens=_tokens(prompt),
+                cached_tokens=_tokens(record.cached_tokens),
+                output_tokens=_tokens(output),
                 ttft_s=_seconds(record.ttft_s),
                 e2e_s=_seconds(record.e2e_s),
             )
@@ -69,7 +76,10 @@ class TraceRing:
         known = epoch == self.epoch and 0 <= cursor <= self.total
         start = max(cursor, kept_from) if known else kept_from
         rows = list(islice(self._rows, start - kept_from, start - kept_from + MAX_ROWS))
-        classes = tuple(dict.fromkeys(row.slo_class for row in rows))
+        newest = list(islice(reversed(self._open.values()), MAX_OPEN))[::-1]
+        ended_names = [row.slo_class for row in rows]
+        open_names = [record.latency_class.name for record in newest]
+        classes = tuple(dict.fromkeys((*ended_names, *open_names)))
         index = {name: number for number, name in enumerate(classes)}
         return TraceBatch(
             epoch=self.epoch,
@@ -79,7 +89,7 @@ class TraceRing:
             lost=start - cursor if known else 0,
             classes=classes,
             arrival_s=tuple(row.arrival_s for row in rows),
-            class_index=tuple(index[row.slo_class] for row in rows),
+            class_index=tuple(index[name] for name in ended_names),
             split=tuple(row.split for row in rows),
             attained=tuple(row.attained for row in rows),
             drawn=tuple(row.drawn for row in rows),
@@ -89,6 +99,16 @@ class TraceRing:
             output_tokens=tuple(row.output_tokens for row in rows),
             ttft_s=tuple(row.ttft_s for row in rows),
             e2e_s=tuple(row.e2e_s for row in rows),
+            open_total=len(self._open),
+            open_arrival_s=tuple(_seconds(record.arrival_s - self._started_s) or 0.0 for record in newest),
+            open_class_index=tuple(index[name] for name in open_names),
+            open_prompt_tokens=tuple(
+                _tokens(record.prompt_tokens or record.expected_prompt_tokens) for record in newest
+            ),
+            open_cached_tokens=tuple(
+                _tokens(record.cached_tokens) if record.prompt_tokens else None for record in newest
+            ),
+            open_output_tokens=tuple(_tokens(record.num_tokens) for record in newest),
         )
 
 
@@ -103,3 +123,7 @@ def _outcome(record: Record) -> TraceOutcome:
 def _seconds(value: float | None) -> float | None:
     """Milliseconds are enough, and short."""
     return None if value is None else round(max(0.0, value), 3)
+
+
+def _tokens(count: int) -> int:
+    return min(max(count, 0), MAX_TOKENS)

@@ -1,7 +1,8 @@
 """What a router remembers of its last requests for the operator to serve again on paper: no text.
 
 `GET /v1/phasesplit/trace?epoch=<epoch>&after=<next>` answers with the rows that ended since, as columns
-of equal length. A reader that was away for too long is told how many rows it has lost.
+of equal length, and with the requests that have come and not ended, which replace those of the answer before.
+A reader that was away for too long is told how many rows it has lost.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_ROWS = 1024  # of one answer
+MAX_OPEN = 2048  # requests that have not ended, the newest
 MAX_TOKENS = 10_000_000
 _MAX_S = 1e9
 
@@ -25,6 +27,8 @@ class TraceOutcome(IntEnum):
 
 
 _Rows = Field(default=(), max_length=MAX_ROWS)
+_OpenRows = Field(default=(), max_length=MAX_OPEN)
+_ClassIndex = Annotated[int, Field(ge=0, lt=MAX_ROWS)]
 _Seconds = Annotated[float, Field(ge=0, le=_MAX_S, allow_inf_nan=False)]
 _Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
@@ -42,7 +46,7 @@ class TraceBatch(BaseModel):
     classes: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=MAX_ROWS)] = ()
 
     arrival_s: tuple[_Seconds, ...] = _Rows
-    class_index: tuple[Annotated[int, Field(ge=0, lt=MAX_ROWS)], ...] = _Rows  # in `classes`
+    class_index: tuple[_ClassIndex, ...] = _Rows  # in `classes`
     split: tuple[bool, ...] = _Rows  # served by a pair
     attained: tuple[bool, ...] = _Rows
     # In a trial that serves both modes at once: drawn for the split, or not. Empty from an older router.
@@ -55,12 +59,26 @@ class TraceBatch(BaseModel):
     ttft_s: tuple[_Seconds | None, ...] = _Rows
     e2e_s: tuple[_Seconds | None, ...] = _Rows
 
+    # Of the requests that wait or are being answered; more of them than rows: the oldest are left out.
+    # None from an older router, which does not tell.
+    open_total: Annotated[int, Field(ge=0)] | None = None
+    open_arrival_s: tuple[_Seconds, ...] = _OpenRows
+    open_class_index: tuple[_ClassIndex, ...] = _OpenRows
+    open_prompt_tokens: tuple[_Tokens, ...] = _OpenRows  # what the router expects until a worker has counted
+    open_cached_tokens: tuple[_Tokens | None, ...] = _OpenRows  # None until a worker has counted
+    open_output_tokens: tuple[_Tokens, ...] = _OpenRows  # put out so far
+
     @model_validator(mode="after")
     def _is_rectangular(self) -> "TraceBatch":
         lengths = {len(column) for column in self._columns()} | ({len(self.drawn)} if self.drawn else set())
         if len(lengths) != 1:
             raise ValueError(f"columns of {sorted(lengths)} rows; all must be as long as arrival_s")
-        if any(index >= len(self.classes) for index in self.class_index):
+        lengths = {len(column) for column in self._open_columns()}
+        if len(lengths) != 1:
+            raise ValueError(f"open columns of {sorted(lengths)} rows; all must be as long as open_arrival_s")
+        if len(self.open_arrival_s) > (self.open_total or 0):
+            raise ValueError(f"{len(self.open_arrival_s)} open rows, but open_total is {self.open_total}")
+        if any(index >= len(self.classes) for index in (*self.class_index, *self.open_class_index)):
             raise ValueError(f"class_index beyond the {len(self.classes)} classes")
         return self
 
@@ -76,4 +94,13 @@ class TraceBatch(BaseModel):
             self.output_tokens,
             self.ttft_s,
             self.e2e_s,
+        )
+
+    def _open_columns(self) -> Sequence[Sequence[object]]:
+        return (
+            self.open_arrival_s,
+            self.open_class_index,
+            self.open_prompt_tokens,
+            self.open_cached_tokens,
+            self.open_output_tokens,
         )

@@ -10,7 +10,7 @@ from statistics import median
 from phasesplit.api import names
 from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
-from phasesplit.api.routing import LatencyClass, RoutingTable, TrialTable
+from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode, TrialTable
 from phasesplit.api.v1alpha1 import Binding, Mode
 from phasesplit.operator import metrics, table
 from phasesplit.operator.facts import (
@@ -93,6 +93,8 @@ def decide(given: Situation, memory: ObjectMemory, placer: Placer) -> Decisions:
             link_bytes_per_s=median(link.bytes_per_s for link in links) if links else None,
             down_stabilization_s=spec.scaling.down_stabilization_seconds,
             memory=memory.scaling,
+            # Colocated needs are counted from rates alone.
+            arrivals=memory.traffic.arrivals(classes, given.now_s) if mode.mode is ServedMode.SPLIT else (),
         ),
     )
     memory.scaling = scaling.memory

@@ -6,10 +6,8 @@ from phasesplit.cluster.router_client import RouterClient
 from phasesplit.cluster.snapshot import Snapshot
 from phasesplit.operator.memory import ObjectMemory
 from phasesplit.operator.observation import addresses_of
+from phasesplit.operator.traffic import READ_EVERY_S
 
-# Between two looks at the traces; a trial counts what it sees, and looks more often.
-EVERY_S = 10.0
-EVERY_IN_TRIAL_S = 4.0
 # More rows than these batches hold come with the next look.
 _MAX_BATCHES = 4
 
@@ -22,19 +20,21 @@ class TrafficReader:
         self._clock = clock
 
     async def read(self, snapshot: Snapshot, memory: ObjectMemory, token: str) -> None:
-        """Take in new rows of every router that has some."""
+        """Take in what is new of every router that has something, and what is in flight."""
         now_s = self._clock()
-        every_s = EVERY_IN_TRIAL_S if memory.in_trial else EVERY_S
-        if memory.traffic_read_at_s is not None and now_s - memory.traffic_read_at_s < every_s:
+        if memory.traffic_read_at_s is not None and now_s - memory.traffic_read_at_s < READ_EVERY_S:
             return
         memory.traffic_read_at_s = now_s
         addresses = addresses_of(snapshot.router_pods())
-        memory.traffic.keep_only(addresses.keys())
+        memory.traffic.keep_only(addresses.keys(), now_s)
         for answer in memory.answers:
-            if answer.report is None or answer.pod not in addresses:
+            report = answer.report
+            if report is None or answer.pod not in addresses:
                 continue
-            if answer.report.traced_total != memory.traffic.cursor(answer.pod).after:
+            if report.in_flight or report.traced_total != memory.traffic.cursor(answer.pod).after:
                 await self._read_router(answer.pod, addresses[answer.pod], memory, token)
+            else:
+                memory.traffic.note_quiet(answer.pod, now_s)
 
     async def _read_router(self, pod: str, ip: str, memory: ObjectMemory, token: str) -> None:
         for _ in range(_MAX_BATCHES):

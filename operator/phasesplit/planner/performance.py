@@ -4,6 +4,7 @@ Knows the law of one worker; queues and many workers are `capacity`'s business.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -94,6 +95,18 @@ def prefill_s(
         decode_sequences=batch,
         decode_context_tokens=batch * context_tokens,
     )
+
+
+def prefill_times_s(profile: StepProfile, prompts: Iterable[tuple[int, int, int]]) -> list[float]:
+    """`prefill_s` of many prompts (tokens, cached tokens, chunk) with nothing beside them, for less."""
+    base_s, token_s, pair_s = profile.base_s, profile.per_prefill_token_s, profile.per_prefill_context_s
+    times_s = []
+    for prompt_tokens, cached_tokens, chunk_tokens in prompts:
+        tokens = prompt_tokens - cached_tokens if prompt_tokens > cached_tokens else 1
+        steps = math.ceil(tokens / chunk_tokens - 1e-9) or 1
+        pairs = tokens * (cached_tokens + tokens / 2)
+        times_s.append(steps * base_s + tokens * token_s + pairs * pair_s)
+    return times_s
 
 
 def prefill_tokens_per_s(profile: StepProfile, prompt_tokens: float) -> float:

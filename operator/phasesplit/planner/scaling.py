@@ -14,13 +14,8 @@ from phasesplit.api.v1alpha1 import RoleSwitching, ScalingPolicy
 from phasesplit.planner.facts import WorkerFacts
 from phasesplit.planner.metrics_types import Permission
 from phasesplit.planner.scaling_clamp import Counts, repair_one_sided, shrink_until
-from phasesplit.planner.scaling_need import (
-    WorkerNeed,
-    correct,
-    find_need,
-    remember,
-    total_rate_per_s,
-)
+from phasesplit.planner.scaling_correction import correct
+from phasesplit.planner.scaling_need import WorkerNeed, find_need, remember, total_rate_per_s
 from phasesplit.planner.scaling_roles import (
     ROLE_PAUSE_S,
     assign_roles,
@@ -52,7 +47,7 @@ def plan_scaling(given: ScalingInput) -> ScalingDecision:
     beyond = {pool: max(now_counts[pool], given.pools[pool].desired) for pool in Pool}
     if need.known and any(beyond[pool] > given.pools[pool].max for pool in Pool):
         target = replace(target, limited=True)
-    memory = remember(given, memory, keep_counts)
+    memory = replace(remember(given, memory, keep_counts), counted=need.counted)
     if switched:
         memory = replace(memory, roles_changed_at_s=given.now_s)
     reason, message = _explain(given, need, target, switched)

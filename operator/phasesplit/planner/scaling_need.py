@@ -1,6 +1,6 @@
-"""How many workers the load needs: forecast, correction by observation, queues already too long.
+"""How many workers the load needs: by rates or by the requests that came, forecast, queues already too long.
 
-Steps 1 to 3 of the scaling; knows no bounds, GPUs or replicas.
+Steps 1 and 3 of the scaling; knows no bounds, GPUs or replicas.
 """
 
 import math
@@ -9,22 +9,20 @@ from dataclasses import dataclass, replace
 
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import ServedMode
-from phasesplit.planner.capacity import Need, needed_colocated, needed_split, tuned_colocated
+from phasesplit.planner.capacity import Need, needed_colocated, needed_split
 from phasesplit.planner.demand import (
     Demand,
     Hardware,
-    Prediction,
     build_demands,
     is_positive,
     scale_demands,
-    usable_profile,
 )
-from phasesplit.planner.facts import LoadFacts, StepProfile
+from phasesplit.planner.facts import LoadFacts
 from phasesplit.planner.performance import prefill_chunk_tokens, prefill_s
-from phasesplit.planner.scaling_arrivals import SHORT_WINDOW_S, lasting_need, needed_for_arrivals
+from phasesplit.planner.scaling_arrivals import SHORT_WINDOW_S, SeenRequests, see_requests
+from phasesplit.planner.scaling_correction import build_hardware
 from phasesplit.planner.scaling_forecast import forecast_rate
 from phasesplit.planner.scaling_types import ScalingInput, ScalingMemory, ScalingPoint
-from phasesplit.planner.split_serving import predict_split
 
 PLANNED_LOAD = 0.9  # of what meets the targets: predictions are a few percent off, queues steep there
 SURVIVOR_LOAD = 0.8  # survivors of a shrink must carry the load at this share of what they can
@@ -33,8 +31,6 @@ _TREND_WINDOW_S = 300.0
 _TREND_POINTS = 5
 _TREND_ERRORS = 3.0  # a slope within this many standard errors is noise
 _MAX_FORECAST = 2.0  # times the present rate
-_CORRECTION_STEP = 0.1  # share of the way that one tick corrects
-_CORRECTION_BOUNDS = (0.5, 2.0)
 _FULL_KV = 0.95
 
 
@@ -47,21 +43,7 @@ class WorkerNeed:
     urgent: bool  # a queue is already too long
     known: bool  # False: no profile or no load, nothing may be concluded
     detail: str = ""
-
-
-def build_hardware(given: ScalingInput, memory: ScalingMemory) -> Hardware | None:
-    """What predictions run on, corrected by what was observed; None without a profile."""
-    prefill, decode = (usable_profile(given.profiles.get(pool)) for pool in (Pool.PREFILL, Pool.DECODE))
-    prefill, decode = prefill or decode, decode or prefill
-    if prefill is None or decode is None:
-        return None
-    return Hardware(
-        prefill_profile=_slowed(prefill, memory.ttft_correction),
-        decode_profile=_slowed(decode, memory.tpot_correction),
-        kv_bytes_per_token=given.kv_bytes_per_token,
-        kv_tokens_per_worker=float(given.kv_tokens_per_worker or math.inf),
-        link_bytes_per_s=given.link_bytes_per_s or math.inf,
-    )
+    counted: Need | None = None  # `now` by the requests that came, before it is raised or held down
 
 
 def total_rate_per_s(loads: Sequence[LoadFacts]) -> float:
@@ -115,36 +97,25 @@ def find_need(given: ScalingInput, memory: ScalingMemory) -> WorkerNeed:
         unknown = Need(0, 0, feasible=True)
         return WorkerNeed(unknown, unknown, urgent=False, known=False, detail="no worker has a step profile")
     factor = forecast_factor(given) / PLANNED_LOAD
-    now = _need(given, demands, hardware, factor)
-    keep = _at_least(_need(given, demands, hardware, 1 / SURVIVOR_LOAD), now)
-    now = _raised_by_growth(given, hardware, now)
+    split = given.mode is ServedMode.SPLIT
+    seen = see_requests(given.arrivals, given.classes, hardware, now_s=given.now_s) if split else None
+    now = counted = _need(given, demands, hardware, seen, factor, like=memory.counted)
+    keep = _at_least(_need(given, demands, hardware, seen, 1 / SURVIVOR_LOAD, like=now), now)
     detail = "" if now.feasible else describe_infeasible(demands, hardware)
-    lasting = _lasting(given, hardware, factor)
+    lasting = None
+    if seen is not None:
+        newest = seen.last(SHORT_WINDOW_S)
+        now = now if newest.is_nearly(seen) else _raised_by_growth(newest, now)
+        lasting = newest.lasting(speed_up=factor)
     now = _at_most(now, lasting)
     raised = _at_most(_raised_by_queues(given, demands, hardware, now), lasting)
-    if raised != now:
-        return WorkerNeed(raised, _at_least(keep, raised), urgent=True, known=True, detail=detail)
-    return WorkerNeed(now, _at_least(keep, now), urgent=False, known=True, detail=detail)
-
-
-def correct(given: ScalingInput) -> ScalingMemory:
-    """Step 2: move the corrections a little towards observed over predicted latency."""
-    memory = given.memory
-    demands = build_demands(given.loads, given.classes)
-    hardware = build_hardware(given, memory)
-    ready = {pool: bounds.ready for pool, bounds in given.pools.items()}
-    if not demands or hardware is None or not all(ready.get(pool, 0) > 0 for pool in Pool):
-        return memory
-    if given.mode is ServedMode.SPLIT:
-        predicted = predict_split(demands, hardware, ready[Pool.PREFILL], ready[Pool.DECODE])
-    else:
-        predicted = tuned_colocated(demands, hardware, sum(ready.values()), given.chunk_tokens)
-    ttft = _mean_ratio(given, predicted, "ttft")
-    tpot = _mean_ratio(given, predicted, "tpot")
-    return replace(
-        memory,
-        ttft_correction=_moved(memory.ttft_correction, ttft),
-        tpot_correction=_moved(memory.tpot_correction, tpot),
+    return WorkerNeed(
+        raised,
+        _at_least(keep, raised),
+        urgent=raised != now,
+        known=True,
+        detail=detail,
+        counted=counted if seen is not None else None,
     )
 
 
@@ -176,38 +147,28 @@ def describe_infeasible(demands: Sequence[Demand], hardware: Hardware) -> str:
     return "the targets cannot be met by any number of workers; enough are planned to carry the load"
 
 
-def _need(given: ScalingInput, demands: Sequence[Demand], hardware: Hardware, factor: float) -> Need:
+def _need(
+    given: ScalingInput,
+    demands: Sequence[Demand],
+    hardware: Hardware,
+    seen: SeenRequests | None,
+    factor: float,
+    *,
+    like: Need | None = None,
+) -> Need:
     """Workers for so many times the present load: by the requests themselves where they are known."""
     scaled = scale_demands(demands, factor)
     if given.mode is ServedMode.SPLIT:
-        seen = needed_for_arrivals(
-            given.arrivals, given.classes, hardware, now_s=given.now_s, speed_up=factor
-        )
-        return seen or needed_split(scaled, hardware)
+        counted = seen.need(speed_up=factor, like=like) if seen is not None else None
+        return counted or needed_split(scaled, hardware)
     workers, feasible = needed_colocated(scaled, hardware, given.chunk_tokens)
     return Need(0, workers, feasible=feasible)
 
 
-def _raised_by_growth(given: ScalingInput, hardware: Hardware, now: Need) -> Need:
+def _raised_by_growth(newest: SeenRequests, now: Need) -> Need:
     """What has begun to grow in the last moments counts at once."""
-    if given.mode is not ServedMode.SPLIT:
-        return now
-    growing = needed_for_arrivals(
-        given.arrivals,
-        given.classes,
-        hardware,
-        now_s=given.now_s,
-        speed_up=1 / PLANNED_LOAD,
-        window_s=SHORT_WINDOW_S,
-    )
+    growing = newest.need(speed_up=1 / PLANNED_LOAD, like=now)
     return now if growing is None else _at_least(now, growing)
-
-
-def _lasting(given: ScalingInput, hardware: Hardware, factor: float) -> Need | None:
-    """What lasts long enough for a new worker to help; None where the requests are not known."""
-    if given.mode is not ServedMode.SPLIT:
-        return None
-    return lasting_need(given.arrivals, given.classes, hardware, now_s=given.now_s, speed_up=factor)
 
 
 def _at_most(need: Need, ceiling: Need | None) -> Need:
@@ -258,45 +219,3 @@ def _ready(given: ScalingInput, pool: Pool) -> int:
 def _knows_of_no_load(given: ScalingInput) -> bool:
     """Loads were read and say that nothing arrives; an empty list says nothing at all."""
     return bool(given.loads) and all(load.arrival_rate_per_s <= 0 for load in given.loads)
-
-
-def _slowed(profile: StepProfile, factor: float) -> StepProfile:
-    if factor == 1.0:
-        return profile
-    return profile.model_copy(
-        update={
-            name: getattr(profile, name) * factor
-            for name in (
-                "base_s",
-                "per_prefill_token_s",
-                "per_prefill_context_s",
-                "per_decode_sequence_s",
-                "per_decode_context_s",
-            )
-        }
-    )
-
-
-def _mean_ratio(given: ScalingInput, predicted: Prediction, what: str) -> float | None:
-    """Observed median over predicted mean, weighted by load; None where nothing was observed."""
-    by_name = {item.name: item for item in predicted.classes}
-    total = weight = 0.0
-    for load in given.loads:
-        found = by_name.get(load.class_name)
-        seen = load.ttft_p50_s if what == "ttft" else load.tpot_p50_s
-        expected = None if found is None else found.ttft_s if what == "ttft" else found.tpot_s
-        if not is_positive(seen) or not is_positive(expected):
-            continue
-        rate = load.arrival_rate_per_s if is_positive(load.arrival_rate_per_s) else 0.0
-        total += rate * seen / expected
-        weight += rate
-    return total / weight if weight > 0 else None
-
-
-def _moved(correction: float, ratio: float | None) -> float:
-    """The prediction already carries the correction, so the ratio applies on top of it."""
-    if ratio is None:
-        return correction
-    low, high = _CORRECTION_BOUNDS
-    goal = min(high, max(low, correction * ratio))
-    return correction + _CORRECTION_STEP * (goal - correction)

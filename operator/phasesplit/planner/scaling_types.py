@@ -7,6 +7,7 @@ from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool, Role
 from phasesplit.api.routing import LatencyClass, ServedMode
 from phasesplit.api.v1alpha1 import RoleSwitching, ScalingPolicy
+from phasesplit.planner.capacity import Need
 from phasesplit.planner.facts import LoadFacts, StepProfile, WorkerFacts
 from phasesplit.planner.metrics_types import MetricsVerdict
 from phasesplit.planner.simulation_types import Arrival
@@ -47,6 +48,7 @@ class ScalingMemory:
     ttft_correction: float = 1.0  # observed over predicted, bounded, slow
     tpot_correction: float = 1.0
     roles_changed_at_s: float | None = None
+    counted: Need | None = None  # for the requests that came: where the next count begins to look
 
 
 @dataclass(frozen=True, slots=True)

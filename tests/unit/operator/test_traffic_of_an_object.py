@@ -18,7 +18,7 @@ def test_rows_of_two_routers_stand_on_one_clock() -> None:
 def test_a_router_that_is_gone_leaves_its_requests_but_no_cursor() -> None:
     book = TrafficBook()
     book.add("r0", batch("a", 0, [90.0], now_s=100.0), 1000.0)
-    book.keep_only({"r1"})
+    book.keep_only({"r1"}, 1000.0)
     assert book.cursor("r0") == TraceCursor()
     assert len(book) == 1
 
