@@ -129,10 +129,7 @@ def tuned_step_s(record: ReplayRecord | None, given: ModeInput) -> float | None:
     if record is None or record.outcome is None or record.mark.terms != terms_of(given):
         return None
     plan = record.outcome.colocated.plan
-    if not isinstance(plan, ColocatedPlan) or plan.step_budget_s is None:
-        return None
-    # On paced workers steps beyond the target did worse than the replay had foreseen for shorter ones.
-    return min(plan.step_budget_s, *(item.tpot_s for item in given.classes))
+    return plan.step_budget_s if isinstance(plan, ColocatedPlan) else None
 
 
 def _is_other(now: ReplayMark, last: ReplayMark) -> bool:

@@ -9,6 +9,9 @@ import math
 from phasesplit.planner.facts import StepProfile
 from phasesplit.planner.performance import MIN_CHUNK_TOKENS
 
+BLOCK_TOKENS = 16  # of a KV block, as workers have it unless told otherwise
+_MANY_TOKENS = 1e9
+
 
 class Law:
     """The step profile's numbers, ready for the inner loop."""
@@ -60,22 +63,41 @@ class Law:
 
     def chunk_within(self, budget_s: float, before: float, batch: int, contexts: float) -> int:
         """Most prompt tokens of a step within the budget; never below the smallest chunk."""
+        room_s = self._prefill_room_s(budget_s, batch, contexts)
+        per_token_s = self.token + self.pair * before
+        if room_s <= 0:
+            return MIN_CHUNK_TOKENS
+        if self.pair <= 0:
+            tokens = room_s / per_token_s if per_token_s > 0 else _MANY_TOKENS
+        else:
+            tokens = (math.sqrt(per_token_s * per_token_s + 2 * self.pair * room_s) - per_token_s) / self.pair
+        return max(MIN_CHUNK_TOKENS, int(min(tokens, _MANY_TOKENS)))
+
+    def chunk_through(self, budget_s: float, first: int, end: float, batch: int, contexts: float) -> int:
+        """Chunk of equal steps through a prompt that last the budget on average.
+
+        A worker's chunks shrink as the prompt's context grows to `end` tokens, from `first` on, each to fill
+        its step. Equal ones of the first's size would grow beyond the budget, and every request that decodes
+        beside them would miss a target that in truth it keeps. Inner chunks end on block boundaries.
+        """
+        room_s, per_token_s = self._prefill_room_s(budget_s, batch, contexts), self.token + self.pair * end
+        last = first if per_token_s <= 0 else max(MIN_CHUNK_TOKENS, min(first, int(room_s / per_token_s)))
+        return (align_chunk(first) + align_chunk(last)) // 2
+
+    def _prefill_room_s(self, budget_s: float, batch: int, contexts: float) -> float:
+        """Seconds of prefill that fit a step of this budget beside its decodes."""
         decode = batch * self.sequence + contexts * self.context
-        room = budget_s - self.base - decode
+        room_s = budget_s - self.base - decode
         # With overlap, prefill up to the decode time is partly hidden, and hides decode beyond it.
         if self.overlap:
             hidden_first = self.overlap * decode
-            if room + hidden_first > decode:
-                room += hidden_first
-            elif self.overlap < 1:
-                room /= 1 - self.overlap
-            else:
-                room = decode
-        if room <= 0:
-            return MIN_CHUNK_TOKENS
-        per_token = self.token + self.pair * before
-        if self.pair <= 0:
-            tokens = room / per_token if per_token > 0 else 1e9
-        else:
-            tokens = (math.sqrt(per_token * per_token + 2 * self.pair * room) - per_token) / self.pair
-        return max(MIN_CHUNK_TOKENS, int(min(tokens, 1e9)))
+            if room_s + hidden_first > decode:
+                return room_s + hidden_first
+            return room_s / (1 - self.overlap) if self.overlap < 1 else decode
+        return room_s
+
+
+def align_chunk(tokens: int) -> int:
+    """End a chunk on a block boundary where that costs less than half of it."""
+    aligned = tokens - tokens % BLOCK_TOKENS
+    return aligned if aligned >= tokens // 2 and aligned else tokens
