@@ -5,7 +5,7 @@ noise unless something goes on: they are written only while requests flow, at mo
 idle object is never written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -47,6 +47,18 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
     return Change.NUMBERS if _hard(old) == _hard(new) else Change.FACTS
 
 
+def changed_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Which facts differ, for the log: conditions by their type, the rest by field."""
+    before, after = _hard(old), _hard(new)
+    fields = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+    if "conditions" in fields:
+        fields.remove("conditions")
+        known = [_by_type(status.get("conditions") or ()) for status in (before, after)]
+        types = sorted({*known[0], *known[1]})
+        fields += [kind for kind in types if known[0].get(kind) != known[1].get(kind)]
+    return ", ".join(fields)
+
+
 def is_worth_writing(change: Change, *, busy: bool, since_last_write_s: float) -> bool:
     """Facts at once; numbers only while requests flow, and not too often."""
     if change is Change.FACTS:
@@ -60,6 +72,10 @@ def quantise(value: float | None, digits: int = 2) -> float | None:
         return None
     rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 else rounded
+
+
+def _by_type(conditions: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {str(item.get("type")): item for item in conditions}
 
 
 def _hard(value: Any) -> Any:

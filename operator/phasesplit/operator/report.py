@@ -10,7 +10,7 @@ from phasesplit.api.v1alpha1 import Manifest
 from phasesplit.cluster.client import Cluster
 from phasesplit.cluster.events import EventWriter, Notice
 from phasesplit.cluster.snapshot import ClusterState, ModelView
-from phasesplit.cluster.status_writer import compare, is_worth_writing
+from phasesplit.cluster.status_writer import Change, changed_facts, compare, is_worth_writing
 from phasesplit.operator import transitions
 from phasesplit.operator.accept import Chosen
 from phasesplit.operator.children import Written
@@ -104,6 +104,8 @@ class Reporter:
         )
         memory.status_written_at_s = now_s
         self._state.wrote_status(model.key, body)
+        if change is Change.FACTS:
+            logger.info("%s/%s: status: %s", *model.key, changed_facts(model.status, status))
         for notice in transitions.condition_notices(model.status, status):
             await self._notify(model, notice)
 

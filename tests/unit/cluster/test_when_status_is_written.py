@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phasesplit.cluster.status_writer import Change, compare, is_worth_writing, quantise
+from phasesplit.cluster.status_writer import Change, changed_facts, compare, is_worth_writing, quantise
 
 BASE: dict[str, Any] = {
     "mode": "Split",
@@ -51,6 +51,18 @@ def test_facts_do_not(name: str) -> None:
     change = compare(BASE, FACTS[name])
     assert change is Change.FACTS
     assert is_worth_writing(change, busy=False, since_last_write_s=0)
+
+
+def test_the_log_names_what_changed() -> None:
+    told = {name: changed_facts(BASE, after) for name, after in {**NUMBERS, **FACTS}.items()}
+    assert told == {
+        **dict.fromkeys(NUMBERS, ""),
+        "a mode": "mode",
+        "a reason": "decision",
+        "a count": "pools",
+        "a condition": "Ready",
+        "the first status": "decision, links, mode, pools, Ready",
+    }
 
 
 def test_equal_is_never_written() -> None:
