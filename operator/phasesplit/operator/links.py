@@ -3,7 +3,7 @@
 Bandwidth is bytes over the time the socket was busy. A busy processor makes a link look slower than it is,
 never faster, so the best of the last three measurements counts; a link that looks much slower than before
 is measured again at once, so that a real change shows within seconds. Samples age; a pair without a fresh
-one is probed, at no more than 1 % of the time.
+one is probed, at no more than 1 % of the time while that keeps its measurement fresh.
 """
 
 import math
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from phasesplit.api.reports import LinkSample
 from phasesplit.planner.facts import LinkFacts, WorkerFacts
+from phasesplit.planner.links import MAX_AGE_S
 
 Pair = tuple[str, str]  # node of the prefill side, node of the decode side
 
@@ -33,6 +34,8 @@ MIN_PROBE_BYTES = 1 << 20
 MAX_PROBE_BYTES = 2 << 20
 PROBE_TARGET_S = 0.5
 PROBE_DUTY = 0.01
+# However long a probe takes on a slow link, the next comes before the last is too old to be believed.
+MAX_PROBE_WAIT_S = MAX_AGE_S / 2
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,9 @@ class LinkBook:
             settled = len(rates) >= MEASUREMENTS
             if settled:
                 self._settled[pair] = max(rates)
+            elif pair in self._settled:
+                # One measurement that says about what was certain before confirms it.
+                settled = DOUBT_SHARE < max(rates) / self._settled[pair] < 1 / DOUBT_SHARE
             age_s = max(0.0, now_s - items[-1].at_s)
             found.append(LinkFacts(*pair, max(rates), age_s, settled=settled))
         return tuple(found)
@@ -165,7 +171,8 @@ def plan_probe(
             pair = (source.node, puller.node)
             age_s = book.age_s(pair, now_s)
             doubt = book.is_suspect(pair)
-            if source.node == puller.node or waited_s < took_s / (DOUBT_DUTY if doubt else PROBE_DUTY):
+            wait_s = min(took_s / (DOUBT_DUTY if doubt else PROBE_DUTY), MAX_PROBE_WAIT_S)
+            if source.node == puller.node or waited_s < wait_s:
                 continue
             if not doubt and age_s is not None and age_s < stale_s:
                 continue

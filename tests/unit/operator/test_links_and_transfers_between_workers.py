@@ -15,6 +15,7 @@ from phasesplit.operator.links import (
     probe_bytes,
 )
 from phasesplit.planner.facts import WorkerFacts
+from phasesplit.planner.links import MAX_AGE_S
 
 MIB = 1 << 20
 
@@ -154,6 +155,27 @@ def test_probing_takes_at_most_one_percent_of_the_time() -> None:
     last = ProbeMemory(ended_s=100, took_s=0.5)
     assert plan_probe(LinkBook(), [DECODE], [PREFILL], now_s=149, stale_s=10, last=last) is None
     assert plan_probe(LinkBook(), [DECODE], [PREFILL], now_s=151, stale_s=10, last=last) is not None
+
+
+@pytest.mark.parametrize("rate", [0.3e6, 0.4e6, 1e6, 5e6, 25e6, 125e6, 1e9])
+def test_a_link_of_any_speed_stays_known_and_certain_while_it_is_probed_alone(rate: float) -> None:
+    book, last, next_at_s, certain_since_s = LinkBook(), None, 0.0, math.inf
+    for tick in range(1200):
+        now_s = float(tick)
+        if now_s < next_at_s:
+            continue  # a probe is under way
+        (fact,) = book.facts(now_s) or (None,)
+        if fact is not None and fact.settled:
+            certain_since_s = min(certain_since_s, now_s)
+        if now_s > certain_since_s:
+            assert fact is not None and fact.settled and fact.age_s < MAX_AGE_S
+        probe = plan_probe(book, [DECODE], [PREFILL], now_s=now_s, stale_s=10, last=last)
+        if probe is not None:
+            took_s = probe.bytes / rate
+            next_at_s = now_s + took_s
+            book.add([sample(took_s, size=probe.bytes)], next_at_s)
+            last = ProbeMemory(ended_s=next_at_s, took_s=took_s)
+    assert certain_since_s < 60
 
 
 def test_a_probe_is_as_large_as_the_link_carries_in_half_a_second() -> None:
