@@ -1,4 +1,4 @@
-"""One trace, sent for real and simulated: the parts that truth and regime benchmarks share.
+"""One trace, sent for real and simulated: the parts that benchmarks of real serving share.
 
 Sends to any OpenAI endpoint by its base URL; knows nothing of who serves there. Lengths of the simulated
 trace are those that the endpoint itself counted.
@@ -109,23 +109,13 @@ async def count_tokens_per_word(target: Target) -> float:
     return (long.prompt_tokens - short.prompt_tokens) / 200
 
 
-def simulated_trace(
-    results: Sequence[Result], trace: Sequence[Arrival] = (), tokens_per_word: float = 0.0
-) -> tuple[SimulatedArrival, ...]:
-    """What was really sent, when and how long, for the simulator, in the order of time.
-
-    With `trace` also what was refused or failed, since it was load as well, in the lengths that were meant;
-    without it only what was answered.
-    """
-    meant = {arrival.index: arrival for arrival in trace}
-    arrivals: list[SimulatedArrival] = []
-    for result in sorted(results, key=lambda result: result.start_s):
-        if result.is_finished:
-            arrivals.append(SimulatedArrival(result.start_s, result.prompt_tokens, result.output_tokens))
-        elif (arrival := meant.get(result.index)) is not None:
-            tokens = max(1, round(len(arrival.prompt.split()) * tokens_per_word))
-            arrivals.append(SimulatedArrival(result.start_s, tokens, arrival.max_tokens))
-    return tuple(arrivals)
+def simulated_trace(results: Sequence[Result]) -> tuple[SimulatedArrival, ...]:
+    """What was really sent and answered, when and how long, for the simulator, in the order of time."""
+    return tuple(
+        SimulatedArrival(result.start_s, result.prompt_tokens, result.output_tokens)
+        for result in sorted(results, key=lambda result: result.start_s)
+        if result.is_finished
+    )
 
 
 def compare_latencies(results: Sequence[Result], simulated: SimulationResult) -> list[Compared]:

@@ -1,7 +1,6 @@
 """A router and workers as processes of this machine, paced like devices, for benchmarks.
 
-One set of workers serves both modes: only the routing table differs. A site with relays makes every KV
-transfer pass one, whose bandwidth may be changed at any time.
+One set of workers serves both modes: only the routing table differs.
 """
 
 import asyncio
@@ -23,19 +22,15 @@ from tokenizers import Tokenizer
 
 from helpers_models import cache_root, tiny_model_dir
 from helpers_router import RouterProcess
-from helpers_truth_relay import Relay
-from helpers_worker_processes import ADMIN, ADMIN_TOKEN, MODEL, TRANSFER_KEY, WorkerProcess, free_port
+from helpers_worker_processes import ADMIN_TOKEN, MODEL, TRANSFER_KEY, WorkerProcess, free_port
 from phasesplit.api.names import Role
-from phasesplit.api.reports import ProbeRequest, ProbeResult, StepProfile
+from phasesplit.api.reports import StepProfile
 from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
-from phasesplit.planner.facts import LinkFacts, WorkerFacts
 from phasesplit_bench.client import Target
 
 ROOT = Path(__file__).resolve().parents[1]
-RELAY_HOST = "127.0.0.2"  # where a worker behind a relay says it is
 KV_CACHE_BYTES = 64 << 20
 DISTURBED = 0.1  # a run whose processes waited more than this says little of what devices would do
-_PROBE_BYTES = 256 << 10
 
 
 def text_model_dir() -> Path:
@@ -61,10 +56,7 @@ def text_model_dir() -> Path:
 class Site:
     """Running workers and their router."""
 
-    def __init__(
-        self, workers: Sequence[WorkerProcess], router: RouterProcess, relays: Sequence[Relay]
-    ) -> None:
-        self._relays = list(relays)
+    def __init__(self, workers: Sequence[WorkerProcess], router: RouterProcess) -> None:
         self.workers = list(workers)
         self.router = router
         self._version = 0
@@ -73,11 +65,6 @@ class Site:
     def target(self) -> Target:
         """Where to send requests."""
         return Target(url=self.router.url, model=MODEL, timeout_s=300)
-
-    def set_link(self, bytes_per_s: float) -> None:
-        """From now on transfers pass at this speed. Needs relays."""
-        for relay in self._relays:
-            relay.bytes_per_s = bytes_per_s
 
     async def serve(self, prefill: int | None, classes: tuple[LatencyClass, ...]) -> None:
         """From now on `prefill` workers read prompts and the others decode; None: all do both."""
@@ -117,31 +104,6 @@ class Site:
         """Bandwidth as the transfers themselves measured it; infinite while there were none."""
         samples = [item.bytes_per_s for item in (await self.router.report()).links if item.busy_s > 0]
         return sorted(samples)[len(samples) // 2] if samples else float("inf")
-
-    async def worker_facts(self) -> list[WorkerFacts]:
-        """The workers as the router has them reported, in their order."""
-        found = {item.pod: WorkerFacts.from_report(item) for item in (await self.router.report()).workers}
-        return [found[worker.name] for worker in self.workers]
-
-    async def probe_links(self) -> tuple[LinkFacts, ...]:
-        """Every link from the first half of the workers to the second, probed as the operator asks for it."""
-        half = len(self.workers) // 2
-        found: list[LinkFacts] = []
-        for near in self.workers[:half]:
-            host = RELAY_HOST if self._relays else "127.0.0.1"
-            body = ProbeRequest(
-                host=host, port=near.transfer_port, pod=near.name, node=f"node-of-{near.name}",
-                bytes=_PROBE_BYTES, deadline_s=10,
-            )  # fmt: skip
-            for far in self.workers[half:]:
-                async with self.router.session.post(
-                    far.url + "/admin/probe", json=body.model_dump(), headers=ADMIN
-                ) as response:
-                    result = ProbeResult.model_validate(await response.json())
-                if result.sample is not None:
-                    sample = result.sample
-                    found.append(LinkFacts(sample.from_node, sample.to_node, sample.bytes_per_s))
-        return tuple(found)
 
     async def kv_bytes_per_token(self) -> float:
         """Of the model that is served."""
@@ -214,13 +176,10 @@ class EffortMeter:
 
 
 @asynccontextmanager
-async def running_site(
-    count: int, *, pace: StepProfile | None, model: Path, relays: bool = False
-) -> AsyncIterator[Site]:
+async def running_site(count: int, *, pace: StepProfile | None, model: Path) -> AsyncIterator[Site]:
     """A site of `count` workers; they end with the block."""
     router = RouterProcess(admin_token=ADMIN_TOKEN, model=MODEL)
     workers: list[WorkerProcess] = []
-    made: list[Relay] = []
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phasesplit-truth-")))
         (folder / "admin-token").write_text(ADMIN_TOKEN)
@@ -231,19 +190,13 @@ async def running_site(
         stack.callback(lambda: [end(worker) for worker in workers])
         for index in range(count):
             pool = "prefill" if index < count // 2 else "decode"
-            workers.append(start_worker(folder, f"obj-{pool}-{index}", model, pace, relays))
+            workers.append(start_worker(folder, f"obj-{pool}-{index}", model, pace))
         for worker in workers:
             await asyncio.to_thread(worker.wait_ready)
-            if relays:
-                made.append(Relay(worker.transfer_port))
-                server = await asyncio.start_server(made[-1].handle, RELAY_HOST, worker.transfer_port)
-                stack.callback(server.close)
-        yield Site(workers, router, made)
+        yield Site(workers, router)
 
 
-def start_worker(
-    folder: Path, name: str, model: Path, pace: StepProfile | None, relays: bool
-) -> WorkerProcess:
+def start_worker(folder: Path, name: str, model: Path, pace: StepProfile | None) -> WorkerProcess:
     """One worker process, not yet ready."""
     port, transfer_port = free_port(), free_port()
     log = folder / f"{name}.log"
@@ -260,7 +213,7 @@ def start_worker(
         "OMP_NUM_THREADS": "1",
         "POD_NAME": name,
         "NODE_NAME": f"node-of-{name}",
-        "POD_IP": RELAY_HOST if relays else "127.0.0.1",
+        "POD_IP": "127.0.0.1",
     }
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)

@@ -21,6 +21,7 @@ sys.path[:0] = [str(ROOT / "operator"), str(ROOT / "worker"), str(ROOT / "tests"
 
 from demo.target import Target  # noqa: E402
 from helpers_auto_site import AutoSite, Watcher, prepare, running_auto_site  # noqa: E402
+from helpers_regimes import Regime, Served, is_right  # noqa: E402
 from helpers_truth import (  # noqa: E402
     Shape,
     count_tokens_per_word,
@@ -29,7 +30,6 @@ from helpers_truth import (  # noqa: E402
     poisson_trace,
     send_trace,
 )
-from helpers_truth_regimes import Regime, Served, is_right  # noqa: E402
 from phasesplit.api.routing import ServedMode  # noqa: E402
 
 LONG, SHORT = ((600, 1400),), ((40, 120),)
@@ -40,6 +40,8 @@ REGIMES = (
     Regime("the same on a slow link", Shape(1.0, 80, LONG, ((12, 24),)), 15.0, 0.4, COLOCATED, SLOW),
     Regime("tight TTFT, relaxed TPOT", Shape(0.9, 80, LONG, ((8, 16),)), 3.5, 3.0, COLOCATED, FAST),
     Regime("short prompts, decode-heavy", Shape(2.0, 100, SHORT, ((24, 48),)), 2.0, 0.36, COLOCATED, FAST),
+    Regime("low load", Shape(0.3, 30, LONG, ((12, 24),)), 8.0, 0.8, COLOCATED, FAST),
+    Regime("both too tight", Shape(0.8, 50, LONG, ((12, 24),)), 1.0, 0.3, COLOCATED, FAST),
 )
 LOOK_S = 240.0  # how long Auto is watched under load
 STANDS_S = 90.0  # a split adopted for so long is the answer
@@ -161,7 +163,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=[item.name for item in REGIMES], help="some regimes")
+    parser.add_argument(
+        "--only", nargs="+", choices=[item.name for item in REGIMES], metavar="REGIME", help="some of them"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print(describe_machine())

@@ -4,13 +4,11 @@ import math
 
 import pytest
 
+from helpers_regimes import Regime, Served, advantage, is_right
 from helpers_truth import Shape, compare_latencies, poisson_trace, simulated_trace
-from helpers_truth_regimes import Regime, Served, Verdict, decide, situation, split_plan
-from phasesplit.api.names import Pool, Role
 from phasesplit.api.reports import StepProfile
 from phasesplit.api.routing import ServedMode
 from phasesplit.planner.demand import Hardware
-from phasesplit.planner.facts import LinkFacts, WorkerFacts
 from phasesplit.planner.simulation import simulate
 from phasesplit.planner.simulation_types import SimulatedClass, Simulation, SplitPlan
 from phasesplit_bench.client import Result
@@ -20,20 +18,6 @@ PROFILE = StepProfile(
 )
 SHAPE = Shape(2.0, 100, ((100, 200), (600, 800)), ((8, 16),))
 REGIME = Regime("some", SHAPE, 8.0, 0.5, ServedMode.COLOCATED, 100e6)
-WORKERS = [
-    WorkerFacts(
-        f"w{i}",
-        f"n{i}",
-        Pool.PREFILL if i < 2 else Pool.DECODE,
-        Role.COLOCATED,
-        fingerprint="f",
-        kv_bytes_per_token=1536,
-        kv_total_tokens=40_000,
-        profile=PROFILE,
-    )
-    for i in range(4)
-]
-LINKS = tuple(LinkFacts(f"n{a}", f"n{b}", 100e6) for a in (0, 1) for b in (2, 3))
 
 
 def results_of(ttft_s: float = 1.0, tpot_s: float = 0.1) -> list[Result]:
@@ -74,37 +58,21 @@ def test_quantiles_are_compared_with_those_of_the_simulated_trace() -> None:
     assert all(0 < row.simulated_s < 2 for row in rows)
 
 
-def test_failed_requests_are_simulated_only_where_their_lengths_are_known() -> None:
+def test_failed_requests_are_not_simulated() -> None:
     results = results_of()
     results[0].error = "broken"
     assert len(simulated_trace(results)) == 99
-    trace = poisson_trace(SHAPE, 3, 2.0)
-    arrivals = simulated_trace(results, trace, 2.0)
-    assert len(arrivals) == 100
-    assert arrivals[0].prompt_tokens == 2 * len(trace[0].prompt.split())
-    assert arrivals[0].output_tokens == trace[0].max_tokens
-
-
-def test_a_quiet_window_is_decided_for_colocated_as_the_operator_would() -> None:
-    results = results_of()
-    decision, outcome = decide(situation(results, REGIME, WORKERS, LINKS), simulated_trace(results), REGIME)
-    assert decision.mode is ServedMode.COLOCATED
-    assert outcome.requests == 100
-    assert split_plan(outcome).workers == 4
 
 
 @pytest.mark.parametrize(
     ("colocated", "split", "right"),
     [(0.9, 0.92, True), (0.9, 0.5, True), (0.5, 0.9, False), (0.0, 0.0, True), (0.0, 0.2, False)],
 )
-def test_a_decision_for_colocated_is_right_unless_the_split_kept_clearly_more(
+def test_colocated_is_right_unless_the_split_kept_clearly_more(
     colocated: float, split: float, right: bool
 ) -> None:
-    results = results_of()
-    decision, outcome = decide(situation(results, REGIME, WORKERS, LINKS), simulated_trace(results), REGIME)
-    found = Verdict(REGIME, decision, outcome, Served(colocated, 1, 1), Served(split, 1, 1))
-    assert found.right is right
-    assert not math.isnan(found.advantage)
+    assert is_right(False, split, colocated) is right
+    assert not math.isnan(advantage(split, colocated))
 
 
 def test_misses_of_either_target_do_not_count_as_attained() -> None:
