@@ -36,14 +36,14 @@ LONG, SHORT = ((600, 1400),), ((40, 120),)
 FAST, SLOW = 1e9, 0.4e6  # bytes per second; the fast link is not shaped
 SPLIT, COLOCATED = ServedMode.SPLIT, ServedMode.COLOCATED
 REGIMES = (
-    Regime("long prompts, tight TPOT", Shape(1.0, 80, LONG, ((12, 24),)), 15.0, 0.4, SPLIT, FAST),
-    Regime("the same on a slow link", Shape(1.0, 80, LONG, ((12, 24),)), 15.0, 0.4, COLOCATED, SLOW),
+    Regime("long prompts, tight TPOT", Shape(0.8, 80, LONG, ((12, 24),)), 15.0, 0.32, SPLIT, FAST),
+    Regime("the same on a slow link", Shape(0.8, 80, LONG, ((12, 24),)), 15.0, 0.32, COLOCATED, SLOW),
     Regime("tight TTFT, relaxed TPOT", Shape(0.9, 80, LONG, ((8, 16),)), 3.5, 3.0, COLOCATED, FAST),
     Regime("short prompts, decode-heavy", Shape(2.0, 100, SHORT, ((24, 48),)), 2.0, 0.36, COLOCATED, FAST),
     Regime("low load", Shape(0.3, 30, LONG, ((12, 24),)), 8.0, 0.8, COLOCATED, FAST),
     Regime("both too tight", Shape(0.8, 50, LONG, ((12, 24),)), 1.0, 0.3, COLOCATED, FAST),
 )
-LOOK_S = 240.0  # how long Auto is watched under load
+LOOK_S = 300.0  # how long Auto is watched under load
 STANDS_S = 90.0  # a split adopted for so long is the answer
 
 
