@@ -90,6 +90,7 @@ class WorkerReport(_Message):
     model: ModelFacts | None = None
     kv_total_blocks: int = 0
     kv_used_blocks: int = 0
+    max_num_seqs: int = 0  # that may run at once; 0: not told
     num_running: int = 0
     num_waiting: int = 0
     num_waiting_prompt_tokens: int = 0  # prompt tokens queued or partly computed

@@ -172,6 +172,7 @@ class WorkerFacts:
     kv_bytes_per_token: int = 0
     kv_total_tokens: int = 0
     kv_used_tokens: int = 0
+    max_num_seqs: int = 0  # 0: not told
     num_running: int = 0
     num_waiting: int = 0
     num_waiting_prompt_tokens: int = 0
@@ -195,6 +196,7 @@ class WorkerFacts:
             kv_bytes_per_token=layout.bytes_per_token if layout else 0,
             kv_total_tokens=report.kv_total_blocks * block_size,
             kv_used_tokens=report.kv_used_blocks * block_size,
+            max_num_seqs=report.max_num_seqs,
             num_running=report.num_running,
             num_waiting=report.num_waiting,
             num_waiting_prompt_tokens=report.num_waiting_prompt_tokens,

@@ -24,6 +24,7 @@ from phasesplit.planner.simulation_types import (
 
 # Chunk budgets tried, as multiples of the tightest TPOT target in predicted step seconds.
 BUDGET_FACTORS = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
+USUAL_MAX_NUM_SEQS = 64  # of a worker that was not told otherwise
 _FEW_WORKERS = 8  # up to here every ratio is tried
 _BATCHES = 20  # means of this many consecutive parts of the window give the interval
 _STUDENT_95 = 2.093  # two-sided 95 % at 19 degrees of freedom
@@ -38,7 +39,7 @@ class ReplayInput:
     classes: tuple[SimulatedClass, ...]
     workers: int
     chunk_tokens: int | None = None  # the user's own budget; absent: searched
-    max_num_seqs: int = 64
+    max_num_seqs: int = USUAL_MAX_NUM_SEQS
     admission: bool = True
 
 

@@ -13,7 +13,7 @@ from phasesplit.planner.evidence import build_hardware, is_measured
 from phasesplit.planner.flips import Flip
 from phasesplit.planner.links import judge_links
 from phasesplit.planner.mode_types import ModeInput, ReplayEvidence
-from phasesplit.planner.replay import ReplayInput, ReplayOutcome
+from phasesplit.planner.replay import USUAL_MAX_NUM_SEQS, ReplayInput, ReplayOutcome
 from phasesplit.planner.simulation_types import ColocatedPlan, SimulatedClass
 from phasesplit.planner.traffic import MIN_REQUESTS, ServedRequest, replay_window
 
@@ -83,7 +83,15 @@ def build_replay(given: ModeInput, requests: Sequence[ServedRequest]) -> ReplayI
         for item in given.classes
     )
     terms = terms_of(given)
-    return ReplayInput(trace, hardware, classes, terms.workers, terms.chunk_tokens)
+    limits = [worker.max_num_seqs for worker in given.workers if worker.max_num_seqs > 0]
+    return ReplayInput(
+        trace,
+        hardware,
+        classes,
+        terms.workers,
+        terms.chunk_tokens,
+        max_num_seqs=min(limits, default=USUAL_MAX_NUM_SEQS),
+    )
 
 
 def mark_of(given: ModeInput, job: ReplayInput) -> ReplayMark:

@@ -134,6 +134,8 @@ def test_worker_facts_without_a_model_are_empty_not_wrong() -> None:
         state=WorkerState.LOADING,
         engine_id="e",
         kv_total_blocks=10,
+        max_num_seqs=8,
     )
     facts = WorkerFacts.from_report(report)
     assert (facts.ready, facts.fingerprint, facts.kv_total_tokens) == (False, None, 0)
+    assert facts.max_num_seqs == 8

@@ -54,6 +54,10 @@ def test_a_job_has_the_measured_hardware_and_every_class() -> None:
     job = build_replay(GIVEN, SERVED)
     assert job is not None
     assert (job.workers, job.hardware.prefill_profile, job.classes[0].share) == (4, GPU, 0.95)
+    assert job.max_num_seqs == 64
+    told = (replace(GIVEN.workers[0], max_num_seqs=8), *GIVEN.workers[1:])
+    limited = build_replay(replace(GIVEN, workers=told), SERVED)
+    assert limited is not None and limited.max_num_seqs == 8
     assert build_replay(GIVEN, SERVED[:30]) is None
     assert build_replay(replace(GIVEN, profiles={}), SERVED) is None
 

@@ -82,6 +82,7 @@ async def test_state_is_a_worker_report(served) -> None:
     )  # fmt: skip
     assert report.model.kv_layout == LAYOUT
     assert report.kv_total_blocks == 100
+    assert report.max_num_seqs == served.worker.config.max_num_seqs == 64
     assert report.profile.base_s == 0.01
 
 

@@ -290,6 +290,7 @@ class Worker:
             model=None if parts is None else parts.engine.facts,
             kv_total_blocks=stats.kv_total_blocks,
             kv_used_blocks=stats.kv_used_blocks,
+            max_num_seqs=config.max_num_seqs,
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             num_waiting_prompt_tokens=stats.num_waiting_prompt_tokens,
