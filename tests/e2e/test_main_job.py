@@ -14,7 +14,7 @@ from demo import steps
 from demo.chat import SHORT_QUESTION, Chat
 from demo.steps import Load
 from demo.subject import Subject
-from demo.target import PortForward, choose_target, wait_for
+from demo.target import OPERATOR_NAMESPACE, PortForward, choose_target, wait_for
 from soak.__main__ import Progress, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
@@ -55,7 +55,10 @@ def test_at_rest_nothing_is_written(subject) -> None:
         return [str(event) for event in events if event.is_mutating and not event.is_lease]
 
     wait_for("the end of what was started before", lambda: not written(20), 400)
-    assert written(REST_S) == []
+    events = written(REST_S)
+    assert events == [], subject.kubectl(
+        "logs", "-n", OPERATOR_NAMESPACE, "deployment/phasesplit-operator", "--tail=30"
+    )
 
 
 def test_answers_are_made_by_prefill_on_one_pod_and_decode_on_another(subject, forward) -> None:
