@@ -46,6 +46,8 @@ def test_at_rest_nothing_is_written(subject) -> None:
     """Mutating requests of everything we install, but for renewing the Lease."""
     subject.wait_ready(300)
     subject.wait_mode("Split", 300)
+    # The first measurement of a link goes into the routing table, and may come late on a busy machine.
+    wait_for("a measured link", lambda: subject.condition("LinkHealthy").get("status") == "True", 120)
     audit = subject.target.testbed.audit
 
     def written(seconds: float) -> list[str]:

@@ -73,3 +73,8 @@ def test_samples_named_in_the_readme_are_the_object_shown_there() -> None:
     shown = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL).group(1))
     sample = yaml.safe_load((ROOT / "manifests/samples/smallest.yaml").read_text())
     assert shown == sample
+
+
+def test_a_second_try_knows_what_failed(pytestconfig: pytest.Config) -> None:
+    """`make test` tries failed cluster tests once more; without the plugin it would run all of them again."""
+    assert pytestconfig.pluginmanager.hasplugin("lfplugin")
