@@ -14,6 +14,7 @@ from typing import Any
 
 from demo.subject import Subject
 from demo.target import DemoError, PortForward, Target, choose_target
+from helpers_models import tiny_model_dir
 from helpers_truth import DEVICE
 from helpers_truth_site import text_model_dir
 from phasesplit_bench.client import Target as Endpoint
@@ -158,7 +159,7 @@ def prepare(say: Callable[[str], None]) -> Target:
         raise DemoError("this needs the testbed: leave CONTEXT unset")
     folder = models_dir() / FOLDER
     folder.mkdir(exist_ok=True)
-    for source in text_model_dir().iterdir():
+    for source in text_model_dir(tiny_model_dir("llama")).iterdir():
         shutil.copyfile(source, folder / source.name)
     (folder / "pace.json").write_text(DEVICE.model_dump_json())
     for path in (folder, *folder.iterdir()):  # workers run as another user

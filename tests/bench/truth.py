@@ -20,7 +20,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "operator"), str(ROOT / "worker"), str(ROOT / "tests")]
 
-from helpers_models import benchmark_model_dir  # noqa: E402
+from helpers_models import benchmark_model_dir, tiny_model_dir  # noqa: E402
 from helpers_truth import (  # noqa: E402
     DEVICE,
     Compared,
@@ -145,9 +145,8 @@ async def run_site(kind: str, options: argparse.Namespace) -> list[dict[str, obj
                   shape.output_tokens)  # fmt: skip
     count = 4 if paced else 2
     rows: list[dict[str, object]] = []
-    async with running_site(
-        count, pace=pace, model=text_model_dir() if paced else benchmark_model_dir()
-    ) as site:
+    model = text_model_dir(tiny_model_dir("llama") if paced else benchmark_model_dir())
+    async with running_site(count, pace=pace, model=model) as site:
         await site.serve(None, (TARGETS,))
         ratio = await count_tokens_per_word(site.target)
         for prefill in {"split": (count // 2,), "colocated": (None,)}.get(options.mode, (count // 2, None)):

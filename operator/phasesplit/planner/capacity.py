@@ -88,8 +88,10 @@ def colocated_goodput_factor(
 ) -> float:
     """Largest multiple of the load that some chunk budget serves in target."""
     budgets = [chunk_tokens] if chunk_tokens is not None else sorted(chunk_budgets(demands, hardware))
+    # The best at this load is likely the best at others, too: the rest are then asked once each.
+    likely = tuned_colocated(demands, hardware, workers, chunk_tokens).chunk_tokens
     best = 0.0
-    for budget in budgets:
+    for budget in sorted(budgets, key=lambda budget: budget != likely):
 
         def meets(factor: float, budget: int = budget) -> bool:
             return predict_colocated(scale_demands(demands, factor), hardware, workers, budget).meets

@@ -141,10 +141,12 @@ def _mixed_state(
     ]
     steps_per_s = rate / workers * sum(share * work.steps for share, work in weighted)
     slope_s = decode_step_s(profile, 1, context) - profile.base_s
-    batch = 0.0
+    batch, hides = 0.0, profile.overlap > 0
+    extra = sum(share * work.prefill_s for share, work in weighted)
     for _ in range(60):
         step = profile.base_s + (1 + batch) * slope_s
-        extra = sum(share * _extra_s(profile, work, step - profile.base_s) for share, work in weighted)
+        if hides:
+            extra = sum(share * _extra_s(profile, work, step - profile.base_s) for share, work in weighted)
         busy = steps_per_s * step + rate / workers * extra
         if busy >= 1:
             return None

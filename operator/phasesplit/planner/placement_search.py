@@ -15,8 +15,8 @@ from phasesplit.planner.placement_state import OTHER, Placement, Problem, how_ma
 _SEEDS_PER_LEVEL = 1
 # Of the fillings, how many are worth improving.
 _IMPROVED = 2
-_IMPROVED_OF_SMALL = 8
-_DEEPENED = 2
+_IMPROVED_OF_SMALL = 16
+_DEEPENED = 4
 _FEW_PODS = 32  # up to here exchanges of several pods are affordable, and matter
 
 Seed = Mapping[Pool, str]  # node of the first pod of a pool

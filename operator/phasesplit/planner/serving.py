@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from phasesplit.planner.demand import Demand
 from phasesplit.planner.facts import StepProfile
@@ -71,11 +72,17 @@ def predict_decoding(
 
 def prompt_lengths(demand: Demand) -> tuple[tuple[float, float, float], ...]:
     """(new tokens, cached tokens, weight): prompts that stand for the class's distribution."""
-    sigma = math.sqrt(math.log(1 + demand.prompt_variation))
+    return _lengths(demand.new_tokens, demand.cached_tokens, demand.prompt_variation)
+
+
+@lru_cache(maxsize=256)  # a search asks for the same class at many rates
+def _lengths(
+    new_tokens: float, cached_tokens: float, variation: float
+) -> tuple[tuple[float, float, float], ...]:
+    sigma = math.sqrt(math.log(1 + variation))
     factors = [(math.exp(sigma * point - sigma * sigma / 2), weight) for point, weight in _NORMAL_POINTS]
     return tuple(
-        (max(1.0, demand.new_tokens * factor), demand.cached_tokens * factor, weight)
-        for factor, weight in factors
+        (max(1.0, new_tokens * factor), cached_tokens * factor, weight) for factor, weight in factors
     )
 
 

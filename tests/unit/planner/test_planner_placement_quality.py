@@ -25,7 +25,7 @@ from phasesplit.planner.placement_types import (
 )
 
 # Of the golden optima, which are tried here; `make bench-placement` tries all.
-EVERY_SO_MANY = 25
+EVERY_SO_MANY = 40
 
 
 requests = st.integers(0, 100_000).map(lambda seed: random_request(seed, 12))
