@@ -33,19 +33,18 @@ class Flip:
     message: str
 
 
-def replay_pays(found: ReplayOutcome, minimum_percent: float, loosest_tpot_s: float, base_s: float) -> bool:
+def replay_pays(found: ReplayOutcome, minimum_percent: float, loosest_tpot_s: float) -> bool:
     """Would Auto adopt the split on this replay, were everything else in order?"""
     gain = found.believed_gain_percent
     if gain < minimum_percent or (found.colocated.meets and gain <= 2 * minimum_percent):
         return False
-    # NaN: no request had a second token.
-    return not found.split.second_token_gap_p99_s - base_s > loosest_tpot_s
+    return not found.split.transfer_gap_p99_s > loosest_tpot_s
 
 
 def find_replay_flips(given: ReplayInput, found: ReplayOutcome, minimum_percent: float) -> Iterator[Flip]:
     """Flips of link, load and targets, one after the other; none where the answer is too close to call."""
     question = _Question(minimum_percent, _near(given, found))
-    pays = replay_pays(found, minimum_percent, _loosest_tpot_s(given), given.hardware.decode_profile.base_s)
+    pays = replay_pays(found, minimum_percent, _loosest_tpot_s(given))
     short = replace(given, trace=given.trace[-_SHORT_WINDOW:])
     base = next((item for item in (short, given) if question.pays(item) == pays), None)
     if base is None:
@@ -63,8 +62,7 @@ class _Question:
 
     def pays(self, given: ReplayInput) -> bool:
         found = compare_plans(given, *self.plans)
-        base_s = given.hardware.decode_profile.base_s
-        return replay_pays(found, self.minimum_percent, _loosest_tpot_s(given), base_s)
+        return replay_pays(found, self.minimum_percent, _loosest_tpot_s(given))
 
 
 def _near(given: ReplayInput, found: ReplayOutcome) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:

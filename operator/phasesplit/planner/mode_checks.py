@@ -206,10 +206,8 @@ def check_link_suffices(situation: Situation) -> Finding | None:
 
 
 def _check_replayed_gap(situation: Situation, found: ReplayOutcome) -> Finding | None:
-    """The step under way when the KV arrives is no fault of the link."""
     loosest_s = max(item.tpot_s for item in situation.given.classes)
-    decode = situation.given.profiles.get(Pool.DECODE)
-    gap_s = found.split.second_token_gap_p99_s - (decode.base_s if decode else 0.0)
+    gap_s = found.split.transfer_gap_p99_s
     if not gap_s > loosest_s:
         return None
     return Finding(

@@ -73,7 +73,7 @@ def replayed_day(load_scale: float, seed: int, requests: int = 120) -> list[Serv
 
 
 @pytest.mark.parametrize(
-    ("load_scale", "settles"), [(1.0, ServedMode.COLOCATED), (1.75, None), (2.2, ServedMode.SPLIT)]
+    ("load_scale", "settles"), [(1.0, ServedMode.COLOCATED), (2.7, None), (3.5, ServedMode.SPLIT)]
 )
 def test_replays_of_noisy_windows_flip_the_mode_at_most_once_a_day(
     load_scale: float, settles: ServedMode | None

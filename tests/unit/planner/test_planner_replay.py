@@ -48,6 +48,16 @@ def test_regime_is_told(name: str) -> None:
     assert isinstance(found.split.plan, SplitPlan)
 
 
+@pytest.mark.parametrize(("link_bytes_per_s", "is_late"), [(25e9, False), (2.5e9, True)])
+def test_a_busy_decode_batch_is_not_held_against_the_link(link_bytes_per_s: float, is_late: bool) -> None:
+    tpot_s = 0.04
+    given = window(3.5, 4000, 200, 8.0, tpot_s, hardware=replace(HARDWARE, link_bytes_per_s=link_bytes_per_s))
+    found = replay(given)
+    assert found is not None
+    assert found.split.second_token_gap_p99_s > tpot_s
+    assert (found.split.transfer_gap_p99_s > tpot_s) == is_late
+
+
 def test_same_window_same_outcome_and_too_little_to_compare() -> None:
     given = window(2.0, 1000, 50, 4.0, 0.05)
     assert replay(given) == replay(given)

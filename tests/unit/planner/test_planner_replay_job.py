@@ -23,7 +23,7 @@ WINDOW = ReplayInput(
 def pays(given: ReplayInput) -> bool:
     found = replay(given)
     assert found is not None
-    return replay_pays(found, 5.0, CLASSES[0].tpot_s, GPU.base_s)
+    return replay_pays(found, 5.0, CLASSES[0].tpot_s)
 
 
 def test_jobs_and_answers_survive_the_pipe() -> None:
