@@ -38,7 +38,7 @@ def replay_pays(found: ReplayOutcome, minimum_percent: float, loosest_tpot_s: fl
     gain = found.believed_gain_percent
     if gain < minimum_percent or (found.colocated.meets and gain <= 2 * minimum_percent):
         return False
-    return not found.split.transfer_gap_p99_s > loosest_tpot_s
+    return not found.split.transfer_p99_s > loosest_tpot_s
 
 
 def find_replay_flips(given: ReplayInput, found: ReplayOutcome, minimum_percent: float) -> Iterator[Flip]:

@@ -52,15 +52,7 @@ class PlanOutcome:
     attained_per_s: float
     meets: bool
     second_token_gap_p99_s: float
-    usual_step_s: float  # the middle request's TPOT
-
-    @property
-    def transfer_gap_p99_s(self) -> float:
-        """The gap before the second token but for the step under way when the KV comes, no fault of the link.
-
-        NaN where no request had a second token.
-        """
-        return self.second_token_gap_p99_s - self.usual_step_s
+    transfer_p99_s: float  # from the first token until the KV has arrived; 0 where nothing was transferred
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +208,7 @@ def _outcome(plan: Plan, found: SimulationResult, window_s: float) -> PlanOutcom
         attained_per_s=found.attainment() * len(found.outcomes) / window_s,
         meets=found.meets(),
         second_token_gap_p99_s=found.quantile("second_token_gap_s", 0.99),
-        usual_step_s=found.quantile("tpot_s", 0.5),
+        transfer_p99_s=found.quantile("transfer_s", 0.99) if isinstance(plan, SplitPlan) else 0.0,
     )
 
 

@@ -56,6 +56,7 @@ class Simulator:
             ttft_s=[nan] * count,
             tpot_s=[nan] * count,
             second_token_gap_s=[nan] * count,
+            transfer_s=[nan] * count,
             outcomes=[int(Outcome.UNFINISHED)] * count,
             workers=plan.workers,
             arrivals_s=[arrival.at_s for arrival in given.trace],
@@ -204,6 +205,7 @@ class Simulator:
                 since_first_s = law.run_s(steps, tokens / steps, prompt.cached, 0, 0.0) * (1 - 1 / steps)
             begins_at = max(now - since_first_s, begins_at)
         ends_at = max(now + whole_s / steps, begins_at + whole_s)
+        self._result.transfer_s[prompt.request] = ends_at + self._given.transfer_latency_s - now
         self._links_free_at[target] = begins_at + whole_s
         self._targets[prompt.request] = target
         self._workers[target].coming += 1

@@ -95,6 +95,7 @@ class SimulationResult:
     ttft_s: list[float]
     tpot_s: list[float]  # 0 for an answer of one token
     second_token_gap_s: list[float]
+    transfer_s: list[float]  # from the first token until the KV has arrived
     outcomes: list[int]
     workers: int
     num_replays: int = 0
@@ -129,7 +130,7 @@ class SimulationResult:
         )
 
     def quantile(self, what: str, share: float) -> float:
-        """A quantile of `ttft_s`, `tpot_s` or `second_token_gap_s` over finished requests."""
+        """A quantile of `ttft_s`, `tpot_s`, `second_token_gap_s` or `transfer_s` over finished requests."""
         values: list[float] = sorted(value for value in getattr(self, what) if not math.isnan(value))
         if not values:
             return math.nan

@@ -55,7 +55,7 @@ def test_a_busy_decode_batch_is_not_held_against_the_link(link_bytes_per_s: floa
     found = replay(given)
     assert found is not None
     assert found.split.second_token_gap_p99_s > tpot_s
-    assert (found.split.transfer_gap_p99_s > tpot_s) == is_late
+    assert (found.split.transfer_p99_s > tpot_s) == is_late
 
 
 def test_same_window_same_outcome_and_too_little_to_compare() -> None:
