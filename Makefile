@@ -64,7 +64,7 @@ test-cluster: setup ## Run the tests on a real cluster alone (the testbed, or CO
 	@$(PY) -m pytest $(TESTS) -v -m cluster -o cache_dir=.pytest_cache/cluster $(CHOICE) --durations=25; status=$$?; $(PY) -m testbed down; exit $$status
 
 .PHONY: test-unit
-test-unit: setup ## Run the fast tests alone (under a minute)
+test-unit: setup ## Run the fast tests alone (about two minutes)
 	@$(PY) -m pytest tests/unit tests/contract -q -m "not integration and not cluster"
 
 .PHONY: lint
