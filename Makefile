@@ -38,18 +38,11 @@ demo: setup ## Show the main job on a real cluster (CONTEXT=name uses yours)
 demo-down: setup ## Remove what `make demo` made
 	@$(PY) -m demo down
 
-# Tests on a cluster wait more than they compute, so the others fill the time, at the lowest priority.
 .PHONY: test
-test: setup lint ## Run every test: lint, and on the testbed all that needs a cluster, beside it the rest
-	@$(PY) -m testbed build
-	@$(PY) -m testbed.model
-	@log=$$(mktemp); trap 'kill $$(jobs -p) 2>/dev/null; rm -f $$log' EXIT; \
-	  nice -n 19 $(PY) -m pytest $(TESTS) -q -m "not cluster" --durations=25 > $$log 2>&1 & rest=$$!; \
-	  $(MAKE) --no-print-directory test-cluster || \
+test: test-local ## Run every test: lint, unit, contract, integration, and all that needs a cluster on the testbed
+	@$(MAKE) --no-print-directory test-cluster || \
 	  { echo "what failed is tried once more, on a new cluster"; \
-	    $(MAKE) --no-print-directory test-cluster CHOICE=--last-failed; }; cluster=$$?; \
-	  echo "waiting for the tests that need no cluster"; wait $$rest; rest=$$?; cat $$log; \
-	  exit $$((cluster | rest))
+	    $(MAKE) --no-print-directory test-cluster CHOICE=--last-failed; }
 
 .PHONY: test-local
 test-local: setup lint ## Run every test that needs no cluster
