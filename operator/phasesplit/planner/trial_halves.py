@@ -14,6 +14,7 @@ from phasesplit.planner.trial import (
     MIN_WINDOW_REQUESTS,
     PARTS,
     drops_clearly,
+    gains_clearly,
     judge,
     read_trial,
 )
@@ -22,6 +23,8 @@ from phasesplit.planner.trial_types import Part, Trial, TrialStep, TrialVerdict,
 MIN_WORKERS = 4
 LOOK_EVERY = 2  # periods; every look is a chance to be wrong, so there are three
 _SILENT_SHARE = 0.25  # of the answers of the other mode
+# So many times the usual duration of an answer after a period its requests have ended, slow ones included.
+_SETTLED_AFTER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,10 @@ def advance_halves(trial: Trial, requests: Sequence[ServedRequest], now_s: float
     reading = read_trial([*trial.windows, *before, *current])
     if drops_clearly(reading) or _is_silent([*before, *current]):
         return TrialStep(TrialVerdict.STOPPED, False, reading, trial)
+    if before and now_s >= trial.window_started_s + _SETTLED_AFTER * trial.skip_s:
+        ended = read_trial([*trial.windows, *before])
+        if gains_clearly(ended):
+            return TrialStep(TrialVerdict.CONFIRMED, True, ended, trial)
     if now_s < trial.window_started_s + trial.window_s:
         return TrialStep(TrialVerdict.RUNNING, False, reading, trial)
     windows = (*trial.windows, *before)

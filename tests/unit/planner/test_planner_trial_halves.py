@@ -91,6 +91,19 @@ def test_a_trial_of_halves_tells_the_better_mode(name: str) -> None:
         assert took_s < 8 * step.trial.window_s
 
 
+def test_a_clear_gain_ends_the_trial_once_each_mode_has_thirty_answers() -> None:
+    took = [run(1.0, 0.4, seed) for seed in range(6)]
+    assert all(step.verdict is TrialVerdict.CONFIRMED for step, _ in took)
+    assert all(took_s < 2.5 * step.trial.window_s for step, took_s in took)  # of some twenty answers each
+    assert all(step.reading.split.counted >= 30 for step, _ in took)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+def test_equal_modes_are_hardly_ever_confirmed(share: float) -> None:
+    verdicts = [run(share, share, seed)[0].verdict for seed in range(40)]
+    assert verdicts.count(TrialVerdict.CONFIRMED) <= 4  # three looks at 2.5 % each, and the early ones
+
+
 def test_requests_that_were_not_drawn_do_not_count() -> None:
     trial = replace(start_trial(0.0, 1.0, []), prefill_share=0.5)
     known = [served(trial.skip_s + 1.0), served(trial.skip_s + 1.0, drawn=True)]
