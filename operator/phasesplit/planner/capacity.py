@@ -87,11 +87,14 @@ def colocated_goodput_factor(
     demands: Sequence[Demand], hardware: Hardware, workers: int, chunk_tokens: int | None = None
 ) -> float:
     """Largest multiple of the load that some chunk budget serves in target."""
-    budgets = [chunk_tokens] if chunk_tokens is not None else sorted(chunk_budgets(demands, hardware))
-    # The best at this load is likely the best at others, too: the rest are then asked once each.
-    likely = tuned_colocated(demands, hardware, workers, chunk_tokens).chunk_tokens
+    if chunk_tokens is not None:
+        budgets = [chunk_tokens]
+    else:
+        # The best at this load is likely the best at others, too: the rest are then asked once each.
+        likely = tuned_colocated(demands, hardware, workers).chunk_tokens
+        budgets = sorted(chunk_budgets(demands, hardware), key=lambda budget: (budget != likely, budget))
     best = 0.0
-    for budget in sorted(budgets, key=lambda budget: budget != likely):
+    for budget in budgets:
 
         def meets(factor: float, budget: int = budget) -> bool:
             return predict_colocated(scale_demands(demands, factor), hardware, workers, budget).meets

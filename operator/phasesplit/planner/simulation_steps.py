@@ -63,26 +63,32 @@ class Law:
 
     def chunk_within(self, budget_s: float, before: float, batch: int, contexts: float) -> int:
         """Most prompt tokens of a step within the budget; never below the smallest chunk."""
+        return self._chunk_in(self._prefill_room_s(budget_s, batch, contexts), before)
+
+    def chunk_through(self, budget_s: float, before: float, rest: int, batch: int, contexts: float) -> int:
+        """Chunk of equal steps through the `rest` of a prompt that last the budget on average.
+
+        A worker's chunks shrink as the prompt's context grows, each to fill its step. Equal ones of the
+        first's size would grow beyond the budget, and every request that decodes beside them would miss a
+        target that in truth it keeps. Inner chunks end on block boundaries.
+        """
         room_s = self._prefill_room_s(budget_s, batch, contexts)
-        per_token_s = self.token + self.pair * before
+        first = self._chunk_in(room_s, before)
+        if first >= rest:
+            return first
+        per_token_s = self.token + self.pair * (before + rest)
+        last = first if per_token_s <= 0 else max(MIN_CHUNK_TOKENS, min(first, int(room_s / per_token_s)))
+        return (_align(first) + _align(last)) // 2
+
+    def _chunk_in(self, room_s: float, before: float) -> int:
         if room_s <= 0:
             return MIN_CHUNK_TOKENS
+        per_token_s = self.token + self.pair * before
         if self.pair <= 0:
             tokens = room_s / per_token_s if per_token_s > 0 else _MANY_TOKENS
         else:
             tokens = (math.sqrt(per_token_s * per_token_s + 2 * self.pair * room_s) - per_token_s) / self.pair
         return max(MIN_CHUNK_TOKENS, int(min(tokens, _MANY_TOKENS)))
-
-    def chunk_through(self, budget_s: float, first: int, end: float, batch: int, contexts: float) -> int:
-        """Chunk of equal steps through a prompt that last the budget on average.
-
-        A worker's chunks shrink as the prompt's context grows to `end` tokens, from `first` on, each to fill
-        its step. Equal ones of the first's size would grow beyond the budget, and every request that decodes
-        beside them would miss a target that in truth it keeps. Inner chunks end on block boundaries.
-        """
-        room_s, per_token_s = self._prefill_room_s(budget_s, batch, contexts), self.token + self.pair * end
-        last = first if per_token_s <= 0 else max(MIN_CHUNK_TOKENS, min(first, int(room_s / per_token_s)))
-        return (align_chunk(first) + align_chunk(last)) // 2
 
     def _prefill_room_s(self, budget_s: float, batch: int, contexts: float) -> float:
         """Seconds of prefill that fit a step of this budget beside its decodes."""
@@ -97,7 +103,7 @@ class Law:
         return room_s
 
 
-def align_chunk(tokens: int) -> int:
+def _align(tokens: int) -> int:
     """End a chunk on a block boundary where that costs less than half of it."""
     aligned = tokens - tokens % BLOCK_TOKENS
     return aligned if aligned >= tokens // 2 and aligned else tokens

@@ -160,9 +160,7 @@ class Worker:
     def _begin_mixed(self, now: float, head: Prompt) -> None:
         before = head.cached + self.head_done
         rest = head.tokens - self.head_done
-        chunk = self.chunk or self.law.chunk_within(self.budget_s, before, self.size, self.contexts)
-        if chunk < rest and self.chunk is None:
-            chunk = self.law.chunk_through(self.budget_s, chunk, before + rest, self.size, self.contexts)
+        chunk = self.chunk or self.law.chunk_through(self.budget_s, before, rest, self.size, self.contexts)
         steps = float(rest // chunk)
         self.run_full, self.run_prefill = steps >= 1, chunk
         if not self.run_full:

@@ -29,9 +29,8 @@ MAX_BLOCKS = 3
 LONGEST_BACKOFF_S = 86_400.0
 
 _STUDENT_95 = 2.1  # two-sided, at 18 degrees of freedom: two windows of five parts for each mode
-_CLEAR_DROP = 0.05  # between the two intervals
+_CLEAR = 0.05  # between the two intervals
 _MIN_STOP_REQUESTS = 15
-_CLEAR_GAIN = 0.05
 _MIN_GAIN_REQUESTS = 30  # of each mode; a split is adopted on more than it is given up on
 _WILSON_Z = 1.96
 _SILENT_SHARE = 0.25  # of the answers expected
@@ -105,14 +104,18 @@ def drops_clearly(reading: TrialReading) -> bool:
     """Do the 95 % intervals of the shares in target lie apart, the split's below?"""
     if reading.split.counted < _MIN_STOP_REQUESTS or not reading.colocated.counted:
         return False
-    return _wilson(reading.split)[1] < _wilson(reading.colocated)[0] - _CLEAR_DROP
+    return _is_clearly_above(reading.colocated, reading.split)
 
 
 def gains_clearly(reading: TrialReading) -> bool:
     """Do the 95 % intervals of the shares in target lie apart, the split's above?"""
     if min(reading.split.counted, reading.colocated.counted) < _MIN_GAIN_REQUESTS:
         return False
-    return _wilson(reading.split)[0] > _wilson(reading.colocated)[1] + _CLEAR_GAIN
+    return _is_clearly_above(reading.split, reading.colocated)
+
+
+def _is_clearly_above(one: Part, other: Part) -> bool:
+    return _wilson(one)[0] > _wilson(other)[1] + _CLEAR
 
 
 def _drops(trial: Trial, reading: TrialReading, current: Window, first: Window, now_s: float) -> bool:
