@@ -14,9 +14,8 @@ from typing import Any
 
 from demo.subject import Subject
 from demo.target import DemoError, PortForward, Target, choose_target
-from helpers_models import tiny_model_dir
+from helpers_models import text_model_dir, tiny_model_dir
 from helpers_truth import DEVICE
-from helpers_truth_site import text_model_dir
 from phasesplit_bench.client import Target as Endpoint
 from testbed.paths import models_dir
 

@@ -4,6 +4,7 @@ Weights are scaled up and untied so that greedy output varies with the prompt; e
 (byte-level BPE); the end-of-sequence token is rarely produced.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -98,6 +99,30 @@ def benchmark_model_dir() -> Path:
         return LlamaForCausalLM(_config(tokenizer, BENCHMARK_SHAPE)).eval()
 
     return _cached("llama-26m", build)
+
+
+def text_model_dir(source: Path) -> Path:
+    """A random model, made to produce only tokens that are text, so that a client sees every one."""
+    target = source.with_name(f"{source.name}-text")
+    if target.exists():
+        return target
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+    from tokenizers import Tokenizer  # noqa: PLC0415
+
+    scratch = Path(tempfile.mkdtemp(dir=target.parent))
+    shutil.copytree(source, scratch, dirs_exist_ok=True)
+    weights = load_file(scratch / "model.safetensors")
+    tokenizer = Tokenizer.from_file(str(scratch / "tokenizer.json"))
+    # Where both are one, no prompt token that is no text has a vector either, which costs no step any time.
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    for token_id in range(head.shape[0]):
+        text = tokenizer.decode([token_id], skip_special_tokens=True)
+        if not text.isascii() or not text:
+            head[token_id] *= 0.0
+    save_file(weights, scratch / "model.safetensors", metadata={"format": "pt"})
+    with contextlib.suppress(OSError):  # another process was faster
+        scratch.rename(target)
+    return target
 
 
 def _cached(name: str, build: "Callable[[PreTrainedTokenizerFast], LlamaForCausalLM]") -> Path:

@@ -6,7 +6,6 @@ One set of workers serves both modes: only the routing table differs.
 import asyncio
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 
 from helpers_router import RouterProcess
 from helpers_worker_processes import ADMIN_TOKEN, MODEL, TRANSFER_KEY, WorkerProcess, free_port
@@ -30,27 +27,6 @@ from phasesplit_bench.client import Target
 ROOT = Path(__file__).resolve().parents[1]
 KV_CACHE_BYTES = 64 << 20
 DISTURBED = 0.1  # a run whose processes waited more than this says little of what devices would do
-
-
-def text_model_dir(source: Path) -> Path:
-    """A random model, made to produce only tokens that are text, so that a client sees every one."""
-    target = source.with_name(f"{source.name}-text")
-    if target.exists():
-        return target
-    scratch = Path(tempfile.mkdtemp(dir=target.parent))
-    shutil.copytree(source, scratch, dirs_exist_ok=True)
-    weights = load_file(scratch / "model.safetensors")
-    tokenizer = Tokenizer.from_file(str(scratch / "tokenizer.json"))
-    # Where both are one, no prompt token that is no text has a vector either, which costs no step any time.
-    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    for token_id in range(head.shape[0]):
-        text = tokenizer.decode([token_id], skip_special_tokens=True)
-        if not text.isascii() or not text:
-            head[token_id] *= 0.0
-    save_file(weights, scratch / "model.safetensors", metadata={"format": "pt"})
-    with contextlib.suppress(OSError):  # another process was faster
-        scratch.rename(target)
-    return target
 
 
 class Site:

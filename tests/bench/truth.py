@@ -20,7 +20,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "operator"), str(ROOT / "worker"), str(ROOT / "tests")]
 
-from helpers_models import benchmark_model_dir, tiny_model_dir  # noqa: E402
+from helpers_models import benchmark_model_dir, text_model_dir, tiny_model_dir  # noqa: E402
 from helpers_truth import (  # noqa: E402
     DEVICE,
     Compared,
@@ -34,7 +34,7 @@ from helpers_truth import (  # noqa: E402
     send_trace,
     simulated_trace,
 )
-from helpers_truth_site import Effort, EffortMeter, Site, running_site, text_model_dir  # noqa: E402
+from helpers_truth_site import Effort, EffortMeter, Site, running_site  # noqa: E402
 from phasesplit.api.reports import StepProfile  # noqa: E402
 from phasesplit.api.routing import LatencyClass  # noqa: E402
 from phasesplit.planner.demand import Hardware  # noqa: E402
