@@ -95,6 +95,7 @@ class FakeWorker:
         self.tokens_per_chunk = 1
         # What happened
         self.legs: list[Seen] = []
+        self.refusals = 0
         self.running: set[str] = set()
         self.most_running = 0
         self.cancelled: list[str] = []
@@ -217,6 +218,7 @@ class FakeWorker:
         request_id = request.headers["x-request-id"]
         body = await request.json()
         if self.refuse_status:
+            self.refusals += 1
             return web.json_response(self.refuse_body, status=self.refuse_status)
         self._adopt(request.headers["x-phasesplit-role"], int(request.headers["x-phasesplit-role-version"]))
         transfer = body.pop("kv_transfer_params", None)

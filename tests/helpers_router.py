@@ -294,6 +294,16 @@ class Site:
         """Legs running now, on all workers."""
         return sum(len(worker.running) for worker in self.workers)
 
+    async def ask_until(
+        self, holds: Callable[[], bool], body: dict[str, Any], *, at_most: int = 200
+    ) -> list[Streamed]:
+        """Ask again and again until something holds: which of equal workers gets a request is a draw."""
+        seen: list[Streamed] = []
+        while not holds():
+            assert len(seen) < at_most, f"not after {at_most} requests"
+            seen.append(await self.router.stream(body))
+        return seen
+
     async def wait_freed(self, worker: FakeWorker) -> None:
         """Until nothing runs and this worker was told to drop something."""
         while self.running() or not worker.cancelled:  # noqa: ASYNC110  measured in milliseconds
