@@ -8,6 +8,8 @@ PY := .venv/bin/python
 # One thread per worker: two spinning threads on shared cores make a step many times slower.
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
+# Many processes are started here: none of them is to compile what it imports anew.
+export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPATH := tests
 TAG ?= dev
 REGISTRY ?= phasesplit.dev
@@ -23,8 +25,8 @@ $(CACHE)/uv/bin/uv:
 	@python3 -m venv $(CACHE)/uv && $(CACHE)/uv/bin/pip install --quiet uv==$(UV_VERSION)
 
 .venv/.ready: pyproject.toml uv.lock | $(UV)
-	@echo "installing the locked Python environment into .venv"
-	@$(UV) sync --frozen --all-extras --quiet
+	@echo "installing the locked Python environment into .venv (compiling it takes most of a minute)"
+	@$(UV) sync --frozen --all-extras --quiet --compile-bytecode
 	@touch $@
 
 .PHONY: setup

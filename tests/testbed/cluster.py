@@ -16,7 +16,7 @@ from testbed import addons, control_plane, network, nodes, teardown
 from testbed.binaries import binary, ensure_binaries, ensure_packages
 from testbed.certificates import Pki
 from testbed.errors import TestbedError
-from testbed.images import write_archive
+from testbed.images import compile_code, write_archive
 from testbed.instance import NODES_TIMEOUT_S, Testbed, current, running, write_down
 from testbed.locks import exclusive
 from testbed.paths import cache_dir, repository_root, state_root, user_kubeconfig
@@ -129,6 +129,7 @@ def _start(testbed: Testbed, say: Callable[[str], None]) -> Testbed:
     network.create_network(spec)
     network.set_owner(root)
     images = root / "images.tar"
+    compile_code()
     write_archive(images)
     say("certificates, network and images are made")
     control_plane.start_control_plane(root, daemons, pki, kubectl)

@@ -5,6 +5,7 @@ environment, this checkout's code and the model cache, all read-only. So one ima
 for every image of the product. The product's real Dockerfiles are something else and are not used here.
 """
 
+import compileall
 import hashlib
 import io
 import json
@@ -99,6 +100,12 @@ def _python_folders() -> list[Path]:
     return sorted(
         folder for folder in candidates if not any(folder.is_relative_to(mounted) for mounted in _HOST_MOUNTS)
     )
+
+
+def compile_code() -> None:
+    """Compile this checkout's code, as an image has it: containers cannot, their mount is read-only."""
+    for name in _CODE:
+        compileall.compile_dir(repository_root() / name, quiet=1)
 
 
 def write_archive(archive: Path) -> None:
