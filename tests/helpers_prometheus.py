@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helpers_worker_processes import free_port
+from helpers_ports import free_port
 from phasesplit.api import metric_names as m
 from testbed.binaries import ensure_packages
 from testbed.processes import wait_for

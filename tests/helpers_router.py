@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -17,6 +16,7 @@ import aiohttp
 import psutil
 
 from helpers_fake_worker import ADMIN_TOKEN, MODEL, FakeCluster, FakeWorker
+from helpers_ports import free_port
 from phasesplit.api.names import Pool
 from phasesplit.api.reports import KVTrace, RouterReport
 from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode
@@ -47,13 +47,6 @@ def colocated_table(version: int = 1, **changes: Any) -> RoutingTable:
     """A table under which every worker does everything."""
     roles = {"prefill": "colocated", "decode": "colocated"}
     return split_table(version, **({"mode": ServedMode.COLOCATED, "default_roles": roles} | changes))
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def wait_until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 30) -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import psutil
 
+from helpers_ports import free_port
 from helpers_router import RouterProcess
-from helpers_worker_processes import ADMIN_TOKEN, MODEL, TRANSFER_KEY, WorkerProcess, free_port
+from helpers_worker_processes import ADMIN_TOKEN, MODEL, TRANSFER_KEY, WorkerProcess
 from phasesplit.api.names import Role
 from phasesplit.api.reports import StepProfile
 from phasesplit.api.routing import LatencyClass, RoutingTable, ServedMode

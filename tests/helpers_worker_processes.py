@@ -9,7 +9,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 import aiohttp
 
+from helpers_ports import free_port
 from phasesplit.api.legs import LegReport, PrefillAccepted
 from phasesplit.api.reports import WorkerReport
 
@@ -30,13 +30,6 @@ ADMIN = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
 MODEL = "tiny"
 START_TIMEOUT_S = 400.0  # importing torch on a busy machine
 Json = dict[str, Any]
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @dataclass

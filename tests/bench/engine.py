@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from helpers_models import benchmark_model_dir
+from helpers_ports import free_port
 
 NUM_PROMPT_TOKENS = 512
 NUM_OUTPUT_TOKENS = 64
@@ -110,12 +110,6 @@ async def serve_plain(directory: Path, port: int) -> None:
 
 async def _answer_ready() -> web.Response:
     return web.Response(text="ready")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def start(command: list[str], log: Path, core: int) -> subprocess.Popen[bytes]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers_ports import free_port
 from helpers_prometheus import NAMESPACE, SCRAPE_INTERVAL_S, Exporter, RealPrometheus, Said, real_prometheus
-from helpers_worker_processes import free_port
 from phasesplit.api.conditions import Reason
 from phasesplit.api.names import Pool
 from phasesplit.api.routing import LatencyClass

@@ -1,16 +1,9 @@
 """The operator's metrics and targets over HTTP."""
 
-import socket
-
 import aiohttp
 
+from helpers_ports import free_port
 from phasesplit.operator.metrics_server import serve_metrics
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_serves_metrics_and_targets() -> None:
